@@ -48,7 +48,7 @@ def main(model: Any = None, tokenizer: Any = None, max_new_tokens: int = 64) -> 
         ("ragkv", report.ttft_s, report.total_s, swapped.text),
     ):
         print(f"{name}: first token after {first:.2f} s, the answer after {last:.2f} s\n{text}\n")
-    print(f"{report.reused_tokens} of {report.prompt_tokens} prompt tokens were reused.")
+    print(f"{report.tokens.reused} of {report.tokens.prompt} prompt tokens were reused.")
     return {"transformers": answer, "ragkv": swapped.text}
 
 

@@ -50,7 +50,7 @@ def main(model: Any = None, tokenizer: Any = None, max_new_tokens: int = 48) -> 
         answers[name] = str(index.as_query_engine(llm=llm, similarity_top_k=4).query(QUESTION))
         print(f"{name}: {answers[name]}\n")
     report = swapped.last_report
-    print(f"{report.reused_tokens} of {report.prompt_tokens} tokens reused")
+    print(f"{report.tokens.reused} of {report.tokens.prompt} tokens reused")
     print(f"first token {report.ttft_s:.2f} s, whole answer {report.total_s:.2f} s")
     return answers
 

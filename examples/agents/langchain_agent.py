@@ -54,9 +54,9 @@ def main(
             report = message.response_metadata["ragkv"]
             reports.append(report)
             said = [call["args"] for call in message.tool_calls] or message.text
-            computed = report["fresh_tokens"] + report["recomputed_tokens"]
-            share = 1 - computed / report["prompt_tokens"]
-            print(f"{report['prompt_tokens']} prompt tokens, {share:.0%} reused, ", end="")
+            computed = report["tokens"]["fresh"] + report["tokens"]["recomputed"]
+            share = 1 - computed / report["tokens"]["prompt"]
+            print(f"{report['tokens']['prompt']} prompt tokens, {share:.0%} reused, ", end="")
             print(f"first token after {report['ttft_s']:.2f} s: {said}")
     return reports
 

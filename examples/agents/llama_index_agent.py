@@ -38,8 +38,8 @@ async def answer(llm: RagKVLLM, search: FunctionTool) -> list[dict[str, Any]]:
         report = llm.last_report
         reports.append(report.to_dict())
         said = [call.tool_kwargs for call in event.tool_calls] or event.response.content
-        share = 1 - (report.fresh_tokens + report.recomputed_tokens) / report.prompt_tokens
-        print(f"{report.prompt_tokens} prompt tokens, {share:.0%} reused, ", end="")
+        share = 1 - (report.tokens.fresh + report.tokens.recomputed) / report.tokens.prompt
+        print(f"{report.tokens.prompt} prompt tokens, {share:.0%} reused, ", end="")
         print(f"first token after {report.ttft_s:.2f} s: {said}")
     await handler
     return reports

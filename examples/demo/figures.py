@@ -50,7 +50,7 @@ class Pair:
 
 def figures_of(pairs: Sequence[Pair]) -> dict[str, Any]:
     """Return one framework's figures, ready for JSON."""
-    counts = ("prompt_tokens", "reused_tokens", "recomputed_tokens")
+    counts = ("prompt", "reused", "recomputed")
     return {
         "ttft_full_s": [pair.full["ttft_s"] for pair in pairs],
         "ttft_ragkv_s": [pair.ragkv["ttft_s"] for pair in pairs],
@@ -60,7 +60,7 @@ def figures_of(pairs: Sequence[Pair]) -> dict[str, Any]:
         "token_agreement": statistics.fmean(pair.agreement for pair in pairs),
         "answers": [
             {"question": pair.question, "full": pair.full["text"], "ragkv": pair.ragkv["text"]}
-            | {name: pair.ragkv[name] for name in counts}
+            | {f"{name}_tokens": pair.ragkv["tokens"][name] for name in counts}
             for pair in pairs
         ],
     }
@@ -71,7 +71,7 @@ def show_pairs(name: str, pairs: Sequence[Pair]) -> None:
     columns = ("prompt", "reused", "recomputed", "full s", "ragkv s", "speed-up", "agree")
     table = Table("", *map(_RIGHT, columns), title=f"{name}: time to first token")
     for number, pair in enumerate(pairs, 1):
-        tokens = [str(pair.ragkv[f"{kind}_tokens"]) for kind in columns[:3]]
+        tokens = [str(pair.ragkv["tokens"][kind]) for kind in columns[:3]]
         times = f"{pair.full['ttft_s']:.2f}", f"{pair.ragkv['ttft_s']:.2f}", f"{pair.speedup:.1f}x"
         table.add_row(str(number), *tokens, *times, f"{pair.agreement:.0%}")
     out.print("", table)

@@ -1,1 +1,1 @@
-"""What engines give: answers, streams of their text, and the interface of an engine itself."""
+"""Answers, streams of their text, and the interface of an engine."""

@@ -11,14 +11,14 @@ from ragkv.report.account import ReuseReport
 
 FinishReason = Literal["stop", "length", "cancelled"]
 LEAST_LOGPROB = -9999.0
-"""In place of minus infinity, which JSON does not have."""
+"""Replaces minus infinity, which JSON lacks."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """A drawn token's log-probability by the model's own scores, before temperature.
+    """A generated token's log-probability, before temperature.
 
-    ``top`` are the most probable tokens with theirs, the best first.
+    ``top`` has the most probable tokens with their log-probabilities, the best first.
     """
 
     token_id: int
@@ -33,11 +33,10 @@ class Completion:
     Attributes
     ----------
     finish_reason
-        ``"stop"``: the model's end, a stop token or a stop text; ``"length"``: as many tokens as
-        were allowed; ``"cancelled"``.
+        ``"stop"``: an end-of-sequence token, a stop token or a stop text; ``"length"``: the maximum
+        number of tokens; ``"cancelled"``.
     logprobs, text_logprobs
-        Of each token, where they were asked for: by its id (not a server's), and by its text in
-        OpenAI's form.
+        Of each token, if requested: by id (not from a server), and by text in OpenAI's form.
     tool_calls, invalid_tool_calls
         Calls of a :class:`ragkv.Chat`'s tools; they are not part of ``text``.
     """
@@ -53,6 +52,6 @@ class Completion:
 
     @property
     def openai_finish_reason(self) -> str:
-        """``finish_reason``, or ``"tool_calls"`` where there are some and none was cut off."""
+        """``finish_reason``, or ``"tool_calls"`` if there are calls and none was cut off."""
         cut_off = self.finish_reason == "length" and self.invalid_tool_calls
         return "tool_calls" if self.tool_calls and not cut_off else self.finish_reason

@@ -1,4 +1,4 @@
-"""What wrappers know of an engine, whether it is in this process or a server's."""
+"""The interface of engines, local or remote, for wrappers."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ class ModelInfo:
     name
         Hub name, folder, or class name of a model without one.
     fingerprint
-        Digest of everything that chunk caches depend on but the sink, for the model as it is now;
-        None where caches cannot be reused.
+        Digest of everything that chunk caches depend on except the sink; None if caches cannot be
+        reused.
     positions
-        Positions that its configuration covers; None if it does not say.
+        Positions that the configuration supports; None if unknown.
     unsupported
         Why chunk caches cannot be reused; empty if they can.
     has_chat_template
-        Whether prompts may be messages. A server's may: it says so when it is asked.
+        Whether prompts can be messages; assumed of a server, which refuses them otherwise.
     generation_config
-        transformers' settings that the model comes with; None for a server's, which are not known.
+        transformers' default settings of the model; None for a server, where they are unknown.
     """
 
     name: str
@@ -48,11 +48,11 @@ class Engine(Protocol):
 
     @property
     def namespace(self) -> str:
-        """Entries of another namespace are never seen."""
+        """The namespace; entries of other namespaces are invisible."""
 
     @property
     def info(self) -> ModelInfo:
-        """What is known of the model."""
+        """The model."""
 
     @property
     def precompute(self) -> Callable[..., PrecomputeReport]:
@@ -60,7 +60,7 @@ class Engine(Protocol):
 
     @property
     def prefetch(self) -> Callable[..., None]:
-        """Name the chunks that were retrieved."""
+        """Name retrieved chunks, to load them."""
 
     @property
     def generate(self) -> Callable[..., Completion]:
@@ -99,10 +99,10 @@ class Engine(Protocol):
         """Return when background work is done."""
 
     def warm_up(self) -> None:
-        """Do beforehand what the first answer would wait for."""
+        """Prepare the first answer in advance."""
 
     def close(self) -> None:
-        """Release what the engine holds."""
+        """Release the engine's resources."""
 
 
 class OverEngine:
@@ -112,11 +112,11 @@ class OverEngine:
         raise NotImplementedError
 
     def warm_up(self) -> None:
-        """Do beforehand what the first answer would wait for, as :meth:`ragkv.RagKV.warm_up`."""
+        """Prepare the first answer in advance, as :meth:`ragkv.RagKV.warm_up`."""
         self._engine().warm_up()
 
     def close(self) -> None:
-        """Close the engine, also one that was given; a script needs no call."""
+        """Close the engine, even one from outside. Scripts need not call it."""
         self._engine().close()
 
     def __enter__(self) -> Self:

@@ -13,11 +13,11 @@ from ragkv.prompt.token_bytes import TokenBytes
 
 
 class AnswerSpelling:
-    """Spells an answer's tokens in their order: joined, their bytes are the answer's.
+    """Spells an answer's tokens in order: their bytes, joined, are the answer's.
 
-    So are their texts, but those of parts of a character. A special token, which answers leave
-    out, has its name as text, and no bytes. A run of byte-fallback tokens that is no valid UTF-8
-    has one U+FFFD for each byte in the answer.
+    The same holds for their texts, except for tokens of a part of a character. A special token has
+    its name as text and no bytes, since answers leave it out. A run of byte-fallback tokens that is
+    not valid UTF-8 is one U+FFFD per byte in the answer.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -32,17 +32,17 @@ class AnswerSpelling:
         self._at_run = 0  # characters before the run
 
     def spell(self, token: int) -> tuple[str, bytes]:
-        """Return the text and the bytes of a token that may come next."""
+        """Return the text and the bytes of a possible next token."""
         if token in self._special:
             return self._special[token], b""
         data = self._bytes.of(token, self._before)
         return data.decode(errors="replace"), data
 
     def take(self, token: int) -> int:
-        """Go on behind a token; return the answer's characters before it.
+        """Append a token; return the number of the answer's characters before it.
 
-        A token that continues a character stands where the character begins. Within a run of
-        byte-fallback tokens, offsets are those of valid UTF-8.
+        The offset of a token that continues a character is the character's beginning. Within a
+        run of byte-fallback tokens, offsets are those of valid UTF-8.
         """
         if token in self._special:
             return self._characters
@@ -64,7 +64,7 @@ class AnswerSpelling:
         return offset
 
     def item(self, record: TokenLogprobs) -> dict[str, Any]:
-        """Return a token's item of OpenAI's ``logprobs``, and go on behind it."""
+        """Append a token; return its item of OpenAI's ``logprobs``."""
         top = [self._item(*each) for each in record.top]
         found = {**self._item(record.token_id, record.logprob), "top_logprobs": top}
         self.take(record.token_id)

@@ -18,7 +18,7 @@ from ragkv.answer.completion import Completion
 
 @dataclass(slots=True, eq=False)
 class Pieces:
-    """Text that has arrived, until an error or None, the end. It does not keep a stream alive."""
+    """A queue of text that ends with an error or None; it holds no reference to its stream."""
 
     arrived: queue.SimpleQueue[str | BaseException | None] = field(
         default_factory=queue.SimpleQueue
@@ -27,7 +27,7 @@ class Pieces:
     over: bool = False
 
     def put(self, piece: str | BaseException | None) -> None:
-        """Hand over text, an error, or None at the end."""
+        """Add text, an error, or None at the end."""
         if piece != "":
             self.over = not isinstance(piece, str)
             self.arrived.put(piece)
@@ -50,7 +50,7 @@ class TextStream(Iterator[str], AsyncIterator[str], ABC):
         self._limit: float | None = None
 
     def within(self, seconds: float | None) -> Self:
-        """Give the answer up with a TimeoutError this long after its begin; None is never."""
+        """Limit the time of the whole answer; reads beyond it raise TimeoutError."""
         self._limit = seconds
         return self
 
@@ -67,8 +67,8 @@ class TextStream(Iterator[str], AsyncIterator[str], ABC):
         Raises
         ------
         TimeoutError
-            There was none within ``timeout`` seconds; the stream goes on. Or the whole answer
-            took longer than :meth:`within` allows; it has ended then.
+            No piece arrived within ``timeout`` seconds; the stream continues. Or the whole answer
+            exceeded the limit of :meth:`within`, and the stream has ended.
         """
         if self._ended:
             return None
@@ -82,7 +82,7 @@ class TextStream(Iterator[str], AsyncIterator[str], ABC):
             raise self._given_up() from None
 
     async def __anext__(self) -> str:
-        """Return the next piece as :meth:`read` does; the event loop goes on meanwhile."""
+        """Return the next piece as :meth:`read` does, without blocking the event loop."""
         ready = asyncio.Event()
         self._pieces.notify = partial(asyncio.get_running_loop().call_soon_threadsafe, ready.set)
         while not self._ended:
@@ -144,7 +144,7 @@ class TextStream(Iterator[str], AsyncIterator[str], ABC):
         return self.completion
 
     async def awhole(self) -> Completion:
-        """Do the same; the event loop goes on meanwhile."""
+        """Do the same without blocking the event loop."""
         async with self:
             async for _ in self:
                 pass

@@ -26,7 +26,7 @@ from ragkv.attend.score_rule import ScoreRule
 from ragkv.errors import UnsupportedModelError
 from ragkv.model.architecture import backbone_of
 from ragkv.model.calls import require_used
-from ragkv.model.out_of_memory import is_out_of_memory
+from ragkv.model.memory import is_out_of_memory
 from ragkv.splice.buffer import SplicedCache
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ PIECE = 1024
 """Rows of a pass whose feed-forward is computed together."""
 _ATTENDED = "layers that called ragkv's attention"
 _UNKNOWN_ARGUMENTS = ("sinks", "block_indices", "position_bias")
-"""Arguments that change an attention's scores; a pass cannot take them."""
+"""Arguments that change an attention's scores, which passes do not support."""
 
 
 class SparseAttention(Protocol):
@@ -61,9 +61,9 @@ class SparseAttention(Protocol):
 class Pass:
     """One pass: its rows, the layers' windows, and its observer.
 
-    ``sparse``: what rows attend to in upper layers without a window. ``last_row_ends``: the last
-    layer attends for the last row alone. ``masks``: observers' masks, reused in all layers.
-    ``tokens``: of the cache that it runs over. ``attended``: layers that have attended.
+    ``sparse``: sparse attention of rows in layers without a window. ``last_row_ends``: the last
+    layer attends only for the last row. ``masks``: observers' masks, reused in all layers.
+    ``tokens``: number of tokens in its cache. ``attended``: number of layers that have attended.
     """
 
     rows: Rows
@@ -95,7 +95,7 @@ class JointPass:
 
 @dataclass(slots=True, eq=False)
 class TablePass:
-    """A pass whose rows and caches a table names: what a captured graph computes.
+    """A pass whose rows and caches are given by a table, for a captured graph.
 
     ``table`` is a :class:`ragkv_kernels.RowTable`; the caches have the fresh rows when attention
     begins. ``observer`` is called behind each layer's attention with the layer, the query and the
@@ -135,7 +135,7 @@ def _attention_function(
     ragkv_pass: Pass | JointPass | TablePass | None = None,
     **given: Any,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Attend for a pass, whose rows' positions replace masks; or as without ragkv."""
+    """Attend for a pass, with its rows' positions in place of masks; or as without ragkv."""
     ragkv_pass = ragkv_pass or running_pass(module)
     if ragkv_pass is None:
         return ordinary_attention(before, module, query, key, value, attention_mask, **given)
@@ -151,7 +151,7 @@ def _attention_function(
     if given.get("sliding_window") != window:
         raise UnsupportedModelError(
             f"Layer {layer} attends within a window of {given.get('sliding_window')}, where this "
-            f"model's configuration says {window}: mend its config.sliding_window."
+            f"model's configuration says {window}: correct its config.sliding_window."
         )
     ragkv_pass.attended += 1
     if isinstance(ragkv_pass, TablePass):
@@ -208,9 +208,9 @@ def _attend(
 def subset_attention(
     model: PreTrainedModel, one: Pass | JointPass | TablePass | None = None
 ) -> Iterator[None]:
-    """Switch the model to ragkv's attention, and back when the block ends.
+    """Switch the model to ragkv's attention in the block.
 
-    The model's lock must be held. Other threads' calls stay ordinary. Those of this thread are
+    The model's lock must be held. Other threads' calls stay ordinary. This thread's calls are
     passes, given by the call (``ragkv_pass=``) or, for all calls, by ``one``.
     """
     config = backbone_of(model).config
@@ -232,7 +232,7 @@ def subset_attention(
 
 @contextmanager
 def last_row_ends(model: PreTrainedModel, one: Pass | None = None) -> Iterator[None]:
-    """Run the last layer's feed-forward for a pass's last row alone, the one that needs logits.
+    """Run the last layer's feed-forward only for a pass's last row, which needs logits.
 
     With ``Pass(last_row_ends=True)``, that layer computes keys and values for all rows, and
     everything else for one. Other calls are unchanged, in other threads and in this one.
@@ -245,7 +245,7 @@ def last_row_ends(model: PreTrainedModel, one: Pass | None = None) -> Iterator[N
     def last_row(
         _: torch.nn.Module, given: tuple[torch.Tensor, ...]
     ) -> tuple[torch.Tensor, ...] | None:
-        """Cut ``[1, rows, hidden]`` to its last row; the other rows' sums are never read."""
+        """Cut ``[1, rows, hidden]`` to its last row; the other rows' results are never read."""
         if not is_innermost(one):
             return None
         return given[0][:, -1:], *given[1:]
@@ -261,8 +261,8 @@ def last_row_ends(model: PreTrainedModel, one: Pass | None = None) -> Iterator[N
 def feed_forward_in_pieces(model: PreTrainedModel, one: Pass) -> Iterator[None]:
     """Run the layers' feed-forward for some of a pass's rows at a time, to save memory.
 
-    What it computes in between is several times as wide as a row. Other calls are unchanged, in
-    other threads and in this one.
+    Its intermediate results are several times as wide as a row. Other calls are unchanged, in other
+    threads and in this one.
     """
     if len(one.rows) <= PIECE:
         yield
@@ -276,7 +276,7 @@ def feed_forward_in_pieces(model: PreTrainedModel, one: Pass) -> Iterator[None]:
             return whole(part, rows, *given, **named)
         first, *rest = torch.split(rows, PIECE, dim=1)
         out = whole(part, first)
-        if not isinstance(out, torch.Tensor):  # a router's choices beside it
+        if not isinstance(out, torch.Tensor):  # also returns a router's choices
             return whole(part, rows)
         return torch.cat([out, *(whole(part, piece) for piece in rest)], dim=1)
 

@@ -1,4 +1,4 @@
-"""Sparse attention of an answer's steps: of a long context they read the blocks that match."""
+"""Sparse attention of an answer's steps: they read the best blocks of a long context."""
 
 from __future__ import annotations
 
@@ -14,14 +14,13 @@ from ragkv.config.sparse import SparseDecoding
 from ragkv.model.loaded import ReusableModel
 
 BLOCK_SIZE = 16
-"""Tokens of a block."""
+"""Number of tokens in a block."""
 
 TOKEN_STEP = 2
-"""Blocks are chosen once in this many steps."""
+"""Number of steps from one choice of blocks to the next."""
 
 LEAST_SKIPPED = 6 << 20
-"""Bytes a layer that an answer's steps skip where ``"auto"`` is on: choosing takes as long as
-reading some 4 MB does."""
+"""Fewest skipped bytes of a layer for ``"auto"``: choosing takes as long as reading 4 MB."""
 
 
 @dataclass(slots=True, eq=False)
@@ -43,7 +42,7 @@ class BlockAttention:
     Attributes
     ----------
     blocks, read
-        Blocks that the steps so far could read, and those that they read, over all layers.
+        Numbers of blocks that the steps so far could read, and that they read, over all layers.
     """
 
     def __init__(self, settings: SparseDecoding, layers: int) -> None:
@@ -91,7 +90,7 @@ class BlockAttention:
         if not self._everything:
             chosen = self._choose(self._layers[layer], query[0] * scaling, key[0])
             key, value = self._gather(key, chosen), self._gather(value, chosen)
-            if self._moved is None:  # what is read stands closer together
+            if self._moved is None:  # the gathered keys are contiguous
                 away = (self._count - self._wanted) * BLOCK_SIZE
                 self._moved = Rows(rows.places - away, rows.positions - away)
             rows = self._moved
@@ -113,7 +112,7 @@ class BlockAttention:
         return known.chosen
 
     def _table(self, known: _Layer, key: torch.Tensor) -> torch.Tensor:
-        """Return the bounds of a layer's blocks, brought up to date."""
+        """Return the current bounds of a layer's blocks."""
         blocks = self._in_blocks(key)
         have = 0 if known.table is None else known.table.shape[1]
         if known.table is None:
@@ -157,7 +156,7 @@ def _bounds(keys: torch.Tensor) -> torch.Tensor:
 def blocks_for(
     loaded: ReusableModel, sparse: str | SparseDecoding, tokens: int
 ) -> BlockAttention | None:
-    """Return what the steps behind a prompt of so many tokens read; None for everything."""
+    """Return the sparse attention of steps after a prompt of this length; None for full."""
     layers = loaded.architecture.layers
     if isinstance(sparse, SparseDecoding):
         return BlockAttention(sparse, layers)

@@ -44,13 +44,13 @@ class SubsetPass:
     cache
         The prompt's cache; the fresh keys and values overwrite its rows.
     observer
-        Called in every layer before its attention; may end the pass by :class:`StopPass`.
+        Called in every layer before its attention; can end the pass by :class:`StopPass`.
     drift
-        Moves the rows that are not computed, such as :class:`ragkv.recompute.drift.Drift`.
+        Moves the rows that are not computed, see :class:`ragkv.recompute.drift.Drift`.
     sparse
-        What rows attend to in layers without a window; None: all positions up to their own.
+        Sparse attention in layers without a window; None: all positions up to the row's own.
     keep
-        Number of last rows whose logits are computed.
+        Number of last rows with logits.
     """
 
     ids: IntArray
@@ -78,10 +78,10 @@ def subset_forward(loaded: ReusableModel, subset: SubsetPass) -> torch.Tensor:
 
 @torch.no_grad()
 def ordinary_forward(loaded: ReusableModel, subset: SubsetPass) -> torch.Tensor:
-    """Compute a pass whose rows are the prompt's last ones by an ordinary call of the model.
+    """Compute a pass over the prompt's last rows by an ordinary call of the model.
 
-    On a GPU it launches less than a subset pass. Returns as :func:`subset_forward` does, and is one
-    between the layers of this thread's pass, whose attention would take an ordinary call for its.
+    On a GPU it needs fewer launches than a subset pass. Returns as :func:`subset_forward`, which
+    replaces it between the layers of this thread's pass: there no call is ordinary.
     """
     if runs_pass():
         return subset_forward(loaded, subset)
@@ -100,10 +100,10 @@ def ordinary_forward(loaded: ReusableModel, subset: SubsetPass) -> torch.Tensor:
 
 @torch.no_grad()
 def observed_forward(loaded: ReusableModel, *subsets: SubsetPass) -> None:
-    """Run passes over one prompt, or over several as one, for their observers.
+    """Run a pass over one prompt, or a joint pass over several, for the observers.
 
-    In a joint pass an observer that raises :class:`StopPass` ends it for all: only the last
-    one's may. See :func:`joint_forward`; the logits are dropped.
+    In a joint pass only the last prompt's observer may raise :class:`StopPass`, which ends it for
+    all. See :func:`joint_forward`; the logits are dropped.
     """
     call = subset_call(loaded, *subsets) if len(subsets) == 1 else _joint_call(loaded, subsets)
     with suppress(StopPass), call as arguments:
@@ -119,8 +119,8 @@ def joint_forward(loaded: ReusableModel, subsets: Sequence[SubsetPass]) -> list[
     Parameters
     ----------
     subsets
-        Passes over different caches, without observers. All rows stand on one side of the
-        model's position limit.
+        Passes over different caches, without observers. All rows are on one side of the model's
+        position limit.
 
     Returns
     -------

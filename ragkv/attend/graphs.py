@@ -1,9 +1,9 @@
 """Passes of few rows as CUDA graphs: one launch in place of a thousand.
 
-On a GPU such a pass takes as long as its launches, however few its rows are. A graph repeats them
-from one call. Its inputs are numbers in a table (:class:`ragkv_kernels.RowTable`): the graph of a
-number of rows serves every prompt, and several prompts at once. A number of rows is captured at
-its second use, since a capture takes some 100 ms, and passes of fewer rows are padded to it.
+On a GPU the time of such a pass is that of its launches. A graph repeats them in one call. Its
+inputs are numbers in a table (:class:`ragkv_kernels.RowTable`): the graph for a number of rows
+serves every prompt, and several prompts at once. A number of rows is captured at its second use,
+since a capture takes some 100 ms, and passes of fewer rows are padded to it.
 
 A graph holds the addresses of the weights. Before each replay they are compared with the model's;
 graphs of other addresses, hooks or adapters are dropped.
@@ -29,14 +29,14 @@ from ragkv.model.fingerprint import adapters_of
 from ragkv.model.linear import fast_linear_layers, release_packed
 from ragkv.model.loaded import LoadedModel, ReusableModel
 from ragkv.model.lock import ModelLock, lock_of
-from ragkv.model.out_of_memory import is_out_of_memory, release_calls
-from ragkv.splice.table import TableCache
+from ragkv.model.memory import is_out_of_memory, release_calls
+from ragkv.splice.joint import TableCache
 
 _log = logging.getLogger(__name__)
 STEP_ROWS, QUERY_ROWS = (1, 2, 4, 8, 16, 32, 64), (32, 64, 128, 256, 512)
-"""Numbers of rows that are captured, of steps and of passes that choose what to recompute."""
+"""Numbers of rows to capture, for steps and for passes that score the query's attention."""
 _LEAST_ROOM = 4096
-"""Tokens of a prompt that such a pass is captured for, and powers of two above."""
+"""Shortest length of prompts in a capture of such a pass; longer ones are powers of two."""
 _WARM_UPS = 2
 """Calls before a capture: they compile kernels and allocate workspaces."""
 
@@ -44,15 +44,15 @@ Compute = Callable[[], torch.Tensor]
 
 
 class Recorder(Protocol):
-    """What captures a function's work."""
+    """Captures a function's work."""
 
     def capture(self, compute: Compute) -> tuple[Callable[[], object], torch.Tensor]:
-        """Return what repeats the work, and the tensor that it writes its result to."""
+        """Return a function that repeats the work, and the tensor with its result."""
         ...
 
 
 class CudaRecorder:
-    """Captures CUDA graphs, in one pool of memory."""
+    """Captures CUDA graphs in one memory pool."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -60,7 +60,7 @@ class CudaRecorder:
         self._stream: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def capture(self, compute: Compute) -> tuple[Callable[[], object], torch.Tensor]:
-        """Capture on a side stream; other threads go on with their work on the device."""
+        """Capture on a side stream; other threads can use the device meanwhile."""
         current = torch.cuda.current_stream(self._device)
         self._stream.wait_stream(current)
         with torch.cuda.stream(self._stream):
@@ -76,7 +76,7 @@ class CudaRecorder:
 
 
 class _Graph(NamedTuple):
-    """A captured pass: its inputs, what repeats it, and the tensor with its result."""
+    """A captured pass: its inputs, the function that repeats it, and its result."""
 
     table: RowTable
     replay: Callable[[], object]
@@ -100,7 +100,7 @@ class _PassOf:
         self._cache = TableCache(self.table, of.layers)
 
     def __call__(self, observer: Callable[..., None] | None) -> Any:
-        """Return the model's output, of all rows; what ends the pass is the observer's."""
+        """Return the model's output for all rows; the observer can end the pass by StopPass."""
         model, table, of = self._loaded.model, self.table, self._loaded.architecture
         one = TablePass(table, of.windows, observer)
         self._cache.written = 0
@@ -134,7 +134,7 @@ class Graphs:
         """Passes that were computed by a graph."""
 
     def look_over(self) -> None:
-        """Let the next pass compare the whole model with the captured one, not its weights alone.
+        """Make the next pass compare the whole model with the captured one, not only its weights.
 
         The model's lock need not be held.
         """
@@ -190,7 +190,10 @@ class Graphs:
                 if layer in layers:
                     window = loaded.architecture.windows[layer]
                     part = paid_rows(
-                        *(query, pass_of.table, layer, lse),
+                        query,
+                        pass_of.table,
+                        layer,
+                        lse,
                         room=room,
                         window=window,
                         scaling=scaling,
@@ -215,7 +218,7 @@ class Graphs:
         self._watched, self._state = None, None
 
     def _compare(self, loaded: ReusableModel) -> None:
-        """Drop the graphs where the model is no longer the captured one."""
+        """Drop the graphs if the model has changed since the capture."""
         watched = self._watched
         if watched is None or not self._looked_over:
             self._looked_over = True
@@ -287,7 +290,7 @@ class Graphs:
         return graph
 
     def _refuse(self, reason: str) -> None:
-        """Compute everything without graphs, unless there is no reason for it; say so once."""
+        """Stop capturing and log the reason, if there is one."""
         if reason:
             self._refused = True
             self._graphs.clear()
@@ -295,16 +298,16 @@ class Graphs:
 
 
 RECORDERS: dict[str, Callable[[torch.device], Recorder]] = {"cuda": CudaRecorder}
-"""What captures, by type of device; other devices compute every pass anew."""
+"""Recorders by type of device; other devices have no graphs."""
 
 
 def graphs_for(loaded: ReusableModel) -> Graphs | None:
-    """Return the model's graphs, the same for all engines over it; None on devices without."""
+    """Return the model's graphs, shared by its engines; None on devices without graphs."""
     return lock_of(loaded.model).shared(Graphs) if loaded.device.type in RECORDERS else None
 
 
 def release_kept(loaded: LoadedModel) -> None:
-    """Free what is kept for a model's requests: memory, packed weights, graphs.
+    """Free everything that is kept for a model's requests: memory, packed weights, graphs.
 
     The model's lock must be held.
     """
@@ -315,13 +318,13 @@ def release_kept(loaded: LoadedModel) -> None:
 
 
 def _is_plain(subset: SubsetPass) -> bool:
-    """Whether a pass does nothing that depends on its prompt."""
+    """Whether a pass has no part that depends on its prompt."""
     parts = subset.observer, subset.drift, subset.sparse
     return all(part is None for part in parts)
 
 
 def _size(sizes: Sequence[int], rows: int) -> int | None:
-    """Return the least number of rows that is captured and has room; None where none has."""
+    """Return the smallest captured size with room for the rows, or None."""
     return next((size for size in sizes if rows <= size), None)
 
 
@@ -335,7 +338,7 @@ def _fill(table: RowTable, subsets: Sequence[SubsetPass], observed: int = 0) -> 
 
 
 def _logits(logits: torch.Tensor, subsets: Sequence[SubsetPass]) -> list[torch.Tensor]:
-    """Return copies: the next replay writes to the same memory."""
+    """Return copies of the logits, which the next replay overwrites."""
     out, last = [], 0
     for subset in subsets:
         last += len(subset.rows)
@@ -344,7 +347,7 @@ def _logits(logits: torch.Tensor, subsets: Sequence[SubsetPass]) -> list[torch.T
 
 
 def _obstacle(loaded: ReusableModel, hooked: str | None) -> str:
-    """Return why a model's passes cannot be captured; empty where they can."""
+    """Return why a model's passes cannot be captured, or an empty text."""
     if loaded.architecture.position_limit is not None:
         return "the model's rotary table changes with the prompt's length"
     names = {type(module).__name__ for module in loaded.model.modules()}
@@ -356,12 +359,12 @@ def _obstacle(loaded: ReusableModel, hooked: str | None) -> str:
 
 
 class _Watched:
-    """What a graph depends on besides its table.
+    """The parts of a model that a graph depends on.
 
     Attributes
     ----------
     structure
-        The parts of the model, and what was added to them; slow to find out.
+        The model's modules and the changes made to them; slow to collect.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
@@ -375,17 +378,17 @@ class _Watched:
 
     @property
     def hooked(self) -> str | None:
-        """The first module with somebody else's hook; None where there is none."""
+        """The first module with a foreign hook, or None."""
         named = zip(self._names, self._modules, strict=True)
         return next((name for name, module in named if _has_hook(module)), None)
 
     def state(self) -> tuple[object, ...]:
-        """Return the addresses of the weights, and what is hooked; takes 0.1 ms."""
+        """Return the hooked module and the addresses of the weights; takes 0.1 ms."""
         return self.hooked, *[part.data_ptr() for part in self._weights]
 
 
 def _has_hook(module: torch.nn.Module) -> bool:
-    """Whether a module has somebody else's hook."""
+    """Whether a module has a foreign hook."""
     hooks = module._forward_hooks, module._forward_pre_hooks  # noqa: SLF001
     return any(_is_foreign(hook) for each in hooks if each for hook in each.values())
 

@@ -1,8 +1,7 @@
 """ragkv's attention in transformers' attention interface, beside ordinary calls.
 
-A pass switches the model's attention in its configuration, for all threads. The name that it
-switches to includes the name before, and under it an ordinary call of another thread gets its
-usual mask and attention, in every layer.
+A pass switches the attention in the model's configuration, for all threads. The new name includes
+the previous one, so that an ordinary call of another thread gets its usual mask and attention.
 """
 
 from __future__ import annotations
@@ -57,12 +56,12 @@ def register_over(before: str | None, attention: Attention) -> str:
 
 @contextmanager
 def run_pass(config: PreTrainedConfig, described: object) -> Iterator[None]:
-    """Make no masks for the calls of the block: a pass's positions limit what its rows see.
+    """Make no masks for calls in the block: positions limit what a pass's rows see.
 
     Parameters
     ----------
     described
-        What :func:`running_pass` returns in the block.
+        The result of :func:`running_pass` in the block.
     """
     _running.passes.append((config, described))
     try:
@@ -72,12 +71,12 @@ def run_pass(config: PreTrainedConfig, described: object) -> Iterator[None]:
 
 
 def is_innermost(described: object) -> bool:
-    """Return whether a pass is the one that this thread runs now, not one that it interrupts."""
+    """Return whether this thread runs the pass now, and no other pass between its layers."""
     return bool(_running.passes) and _running.passes[-1][1] is described
 
 
 def runs_pass() -> bool:
-    """Return whether this thread runs a pass, so that it would take an ordinary call for it."""
+    """Return whether this thread runs a pass, so that none of its calls is ordinary."""
     return bool(_running.passes)
 
 
@@ -89,7 +88,7 @@ def running_pass(module: torch.nn.Module) -> Any:
     Raises
     ------
     UnsupportedModelError
-        A pass runs that is known by its call's arguments alone.
+        The running pass is given only by its call's arguments.
     """
     for config, described in reversed(_running.passes):
         if config is getattr(module, "config", None):

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def suits_kernels(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, score_rule: ScoreRule | None = None
 ) -> bool:
-    """Whether ragkv_kernels attends for such tensors.
+    """Whether ragkv_kernels can attend for these tensors.
 
     Parameters
     ----------
@@ -41,9 +41,9 @@ def attend_by_kernel(
     scaling: float,
     score_rule: ScoreRule | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attend by ``ragkv_kernels.attend``, and with a model's own sinks.
+    """Attend by ``ragkv_kernels.attend``, with a model's learned sinks.
 
-    Returns outputs, from which the sinks' share is missing, and the log-sum-exp, which has it.
+    Returns outputs without the sinks' share, and the log-sum-exp with it.
     """
     import ragkv_kernels
 
@@ -78,7 +78,7 @@ def attend_by_table(
 def _with_sinks(
     out: torch.Tensor, lse: torch.Tensor, score_rule: ScoreRule | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return outputs, from which the share of a model's own sinks is missing, and their mass."""
+    """Return outputs without the share of learned sinks, and the log-sum-exp with it."""
     if score_rule is None or score_rule.sinks is None:
         return out, lse
     mass = score_rule.with_sinks(lse)

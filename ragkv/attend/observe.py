@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 import torch
 
 from ragkv.attend.kernels import attend_by_kernel, suits_kernels
-from ragkv.attend.products import products
 from ragkv.attend.score_rule import ScoreRule
+from ragkv.model.implementation import products
 
 _ROW_BLOCK = 256
-"""Rows whose weights on all keys are in memory at once, ``[heads, rows, tokens]`` float32."""
+"""Rows of a block, whose weights ``[heads, rows, tokens]`` float32 are in memory at once."""
 
 
 class StopPass(Exception):  # noqa: N818  a signal, not an error
@@ -30,7 +30,7 @@ class LayerCall:
     query
         ``[1, heads, rows, head_dim]``, rotated.
     key, value
-        ``[1, kv_heads, tokens, head_dim]``, rotated; key j stands at position j.
+        ``[1, kv_heads, tokens, head_dim]``, rotated; key j is at position j.
     rows
         ``[rows]`` int64: positions of the query rows.
     window
@@ -42,10 +42,10 @@ class LayerCall:
     masks
         Additive masks, kept for all layers of a pass with few rows.
     weights
-        All heads' in turn, ``[some heads, rows, tokens]`` float32 each, once an observer has
+        All heads' weights in parts, ``[some heads, rows, tokens]`` float32 each, if an observer
         computed them for all rows on a CPU: the attention then uses them, and K is read once.
     output
-        The attention's output, once a kernel has computed it for an observer.
+        The attention's output, if a kernel computed it for an observer.
     """
 
     layer: int
@@ -84,7 +84,7 @@ Observer = Callable[[LayerCall], None]
 
 
 def attention_of_last_rows(call: LayerCall, count: int) -> torch.Tensor:
-    """Return the attention that the last ``count`` rows pay, mean over heads and rows.
+    """Return the attention of the last ``count`` rows, mean over heads and rows.
 
     Returns
     -------
@@ -97,7 +97,7 @@ def attention_of_last_rows(call: LayerCall, count: int) -> torch.Tensor:
 
 
 def attention_of_query(call: LayerCall, count: int) -> torch.Tensor:
-    """Return the attention that the last row pays, and the maximum over the last ``count`` rows.
+    """Return the attention of the last row, and the maximum over the last ``count`` rows.
 
     Returns
     -------
@@ -120,7 +120,7 @@ def attention_of_query(call: LayerCall, count: int) -> torch.Tensor:
 
 
 def attention_to_groups(call: LayerCall, member: torch.Tensor) -> torch.Tensor:
-    """Return the attention that each row pays to each group of tokens, mean over heads.
+    """Return each row's attention to each group of tokens, mean over heads.
 
     Parameters
     ----------
@@ -141,7 +141,7 @@ def attention_to_groups(call: LayerCall, member: torch.Tensor) -> torch.Tensor:
 def _lse_by_kernel(call: LayerCall) -> torch.Tensor | None:
     """Attend by a kernel, keep its output, and return the log-sum-exp ``[heads, rows]``.
 
-    None where no kernel takes these tensors.
+    None if no kernel supports these tensors.
     """
     tensors = call.query[0], call.key[0], call.value[0]
     if len(call.query) > 1 or not suits_kernels(*tensors, call.score_rule):

@@ -1,4 +1,4 @@
-"""Attention of scattered query rows over the whole KV, exactly limited per row."""
+"""Attention of scattered query rows over the whole KV, with an exact limit for each row."""
 
 from __future__ import annotations
 
@@ -12,13 +12,12 @@ import torch
 from torch.nn import functional
 
 from ragkv.attend.kernels import attend_by_kernel, suits_kernels
-from ragkv.attend.products import products
 from ragkv.attend.score_rule import ScoreRule
-from ragkv.model.implementation import implementation_for
+from ragkv.model.implementation import implementation_for, products
 from ragkv.model.streams import to_device
 
 _ROW_BLOCK_CPU, _ROW_BLOCK_GPU = 64, 1024
-_ROW_BLOCK_NARROW = 192  # on a CPU, of 16-bit numbers: from here torch takes larger tiles
+_ROW_BLOCK_NARROW = 192  # on a CPU, for 16-bit numbers: from here on torch uses larger tiles
 
 
 def block_rows(device: torch.device, dtype: torch.dtype) -> int:
@@ -29,7 +28,7 @@ def block_rows(device: torch.device, dtype: torch.dtype) -> int:
 
 
 def additive(hidden: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return the mask to add to scores: -inf where ``hidden`` (bool) says so, else 0."""
+    """Return the mask to add to scores: -inf where ``hidden`` is True, else 0."""
     mask = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device)
     return mask.masked_fill_(hidden, float("-inf"))
 
@@ -41,7 +40,7 @@ class Rows:
     ----------
     places
         ``[rows]`` int64, strictly increasing: position of each query row, on the host, since
-        reading a GPU's numbers would wait for its queue.
+        reading numbers from a GPU would synchronise with it.
     positions
         The same, on the model's device.
     """
@@ -86,8 +85,8 @@ class Rows:
 class Block:
     """Rows ``first`` to ``last``, and the mask of their keys ``low`` to ``high``.
 
-    ``mask`` is ``[last - first, masked]``, of the last ones of these keys: 0 where a row sees a
-    key, else -inf. All rows see the keys before them.
+    ``mask`` is ``[last - first, masked]`` for the last of these keys: 0 where a row sees a key,
+    else -inf. All rows see the keys before them.
     """
 
     first: int
@@ -107,14 +106,14 @@ def attend(
     *,
     score_rule: ScoreRule | None = None,
 ) -> torch.Tensor:
-    """Let query row i see exactly the keys ``rows[i] - window < j <= rows[i]``.
+    """Attend with query row i to exactly the keys ``rows[i] - window < j <= rows[i]``.
 
     Parameters
     ----------
     query
         ``[batch, heads, rows, head_dim]``.
     key, value
-        ``[batch, kv_heads, tokens, head_dim]``; key j stands at position j.
+        ``[batch, kv_heads, tokens, head_dim]``; key j is at position j.
     rows
         The query rows' positions.
     window
@@ -125,8 +124,8 @@ def attend(
     Returns
     -------
     torch.Tensor
-        ``[batch, heads, rows, head_dim]``. Rows go in blocks; each block reads only the
-        keys that one of its rows may see. On a GPU a kernel does so where it can.
+        ``[batch, heads, rows, head_dim]``. It is computed in blocks of rows, and each block reads
+        only keys that one of its rows can see. On a GPU a kernel computes it if it can.
     """
     # float32 with grouped heads takes torch's slowest path on a GPU, whose scores fill its memory
     is_fast = query.device.type == "cpu" or query.dtype != torch.float32
@@ -142,7 +141,7 @@ def attend(
     if score_rule is None and query.device.type != "cpu":
         # with a mask, torch's fast paths have no grouped heads
         key, value = (_each_head(part, query.shape[1]) for part in (key, value))
-    for block in reversed(rows.blocks(window, query.dtype)):  # each fits into memory of the last
+    for block in reversed(rows.blocks(window, query.dtype)):  # each fits the freed memory
         out[:, :, block.first : block.last] = attend_under(
             block.mask,
             query[:, :, block.first : block.last],
@@ -211,7 +210,7 @@ def _attend_by_rule(
     value: torch.Tensor,
     scaling: float,
 ) -> torch.Tensor:
-    """Attend in float32, one KV head after another, to save memory: few models need it."""
+    """Attend in float32, one KV head after another to save memory, for few models."""
     out, group = torch.empty_like(query), query.shape[1] // key.shape[1]
     for index in range(key.shape[1]):
         heads, one = slice(index * group, (index + 1) * group), slice(index, index + 1)

@@ -1,1 +1,1 @@
-"""Encode at ingestion: each chunk alone, behind the sink, in batches."""
+"""Encoding of chunks, each directly behind the sink, in batches."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import torch
 from transformers.cache_utils import DynamicCache
@@ -16,11 +16,24 @@ from ragkv.model.loaded import ReusableModel
 from ragkv.model.rotary import Table, rotate, unrotate
 from ragkv.prompt.tokens import Tokens
 
+Done = TypeVar("Done")
+
 BATCH_TOKENS = 4096
-"""Most tokens that are encoded together, padding included; longer chunks go in pieces."""
+"""Most tokens of a batch, padding included; longer chunks are encoded in pieces."""
 
 BATCH_TOKENS_CPU = 1024
-"""The same on a CPU: it is no faster with more, and a request waits for one of its layers."""
+"""The same on a CPU, where more is no faster and requests wait for each layer."""
+
+
+class Passes(Protocol):
+    """Runs passes of one model while no other thread uses it."""
+
+    def run(self, compute: Callable[[], Done]) -> tuple[Done, float]:
+        """Return the result of passes, and their seconds without those of waiting for requests.
+
+        Decoding steps of answers and other prompts run before and between the layers.
+        """
+        ...
 
 
 def encode_sink(text: str, tokens: Tokens, loaded: ReusableModel) -> ChunkKV:
@@ -31,10 +44,10 @@ def encode_sink(text: str, tokens: Tokens, loaded: ReusableModel) -> ChunkKV:
 def encode_chunks(
     chunks: Sequence[tuple[str, Tokens]], sink: ChunkKV | None, loaded: ReusableModel
 ) -> Iterator[list[ChunkKV]]:
-    """Encode chunks, each alone behind the sink, and yield them batch by batch.
+    """Encode chunks, each directly behind the sink, and yield them batch by batch.
 
-    Chunks of similar length share a batch, padded on the right: under a causal mask
-    padding changes no row before it. Without a sink they start at position 0.
+    Chunks of similar length share a batch, padded on the right, where padding cannot change a row
+    under a causal mask. Without a sink they start at position 0.
 
     Parameters
     ----------
@@ -50,7 +63,7 @@ def encode_chunks(
 def in_batches(
     chunks: Sequence[tuple[str, Tokens]], device: torch.device
 ) -> Iterator[list[tuple[str, Tokens]]]:
-    """Yield the chunks, the longest first, as many together as padding them allows."""
+    """Yield batches of chunks of similar length, the longest first."""
     tokens = _together(device)
     by_length = sorted(chunks, key=lambda chunk: len(chunk[1]), reverse=True)
     while by_length:
@@ -112,7 +125,7 @@ def _encode_batch(
 
 
 def unrotated(chunk: ChunkKV, first: int, loaded: ReusableModel) -> ChunkKV:
-    """Return a chunk whose keys stand rotated at the positions from ``first`` on, without that."""
+    """Return a chunk with unrotated keys; they are rotated to positions from ``first`` on."""
     kinds, keys = loaded.architecture.rope_kinds, chunk.keys
     positions = torch.arange(first, first + len(chunk), device=loaded.device)
     tables = {
@@ -124,7 +137,7 @@ def unrotated(chunk: ChunkKV, first: int, loaded: ReusableModel) -> ChunkKV:
 
 
 def _fill(cache: DynamicCache, sink: ChunkKV, batch: int, loaded: ReusableModel) -> None:
-    """Put the sink's rows, rotated to positions 0.., before every chunk of the batch."""
+    """Write the sink's rows, rotated from position 0 on, before every chunk of the batch."""
     architecture, rotary = loaded.architecture, loaded.rotary
     positions = torch.arange(len(sink), device=loaded.device)
     tables = rotary.tables(architecture.rope_kinds, positions)
@@ -137,9 +150,9 @@ def _fill(cache: DynamicCache, sink: ChunkKV, batch: int, loaded: ReusableModel)
 def _read(
     cache: DynamicCache, first: int, positions: torch.Tensor, loaded: ReusableModel
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Take the chunks' rows out, keys unrotated.
+    """Return the chunks' unrotated keys and values on the model's device.
 
-    Both are ``[layers, batch, kv_heads, tokens, head_dim]``, where the model is.
+    Both are ``[layers, batch, kv_heads, tokens, head_dim]``.
     """
     architecture, rotary = loaded.architecture, loaded.rotary
     tables = rotary.tables(architecture.rope_kinds, positions)

@@ -11,17 +11,17 @@ import torch
 
 
 class CodedLayers(NamedTuple):
-    """Layers as a codec keeps them, to be decoded where they are wanted.
+    """Encoded layers of an entry, for a device that decodes them.
 
     Attributes
     ----------
     data
-        ``[layers, room]`` uint8 on the host, verified, not compressed; pinned where that is
-        possible. Each layer begins at a multiple of 16 bytes.
+        ``[layers, room]`` uint8 on the host, verified, in pinned memory if possible. Each layer
+        begins at a multiple of 16 bytes.
     size
-        Bytes of each layer; what is behind them means nothing.
+        Bytes of each layer; the rest of its room is undefined.
     codec
-        The codec's name, without compression.
+        The codec's name.
     """
 
     data: torch.Tensor
@@ -52,7 +52,7 @@ class LayeredKV(Protocol):
         ...
 
     def coded(self, which: slice) -> CodedLayers | None:
-        """Return layers as they are stored, None where they are decoded already."""
+        """Return layers as they are stored; None if they are decoded."""
         ...
 
     @property
@@ -61,13 +61,13 @@ class LayeredKV(Protocol):
         ...
 
     def whole(self) -> ChunkKV:
-        """Return it when all of its layers are there."""
+        """Return it with all layers loaded."""
         ...
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class KnownChunk:
-    """A chunk whose rows are all a former prompt's: a :class:`LayeredKV` that is never read."""
+    """A chunk with only rows of earlier prompts: a :class:`LayeredKV` whose layers are not read."""
 
     text: str
     token_ids: npt.NDArray[np.int32]
@@ -75,7 +75,7 @@ class KnownChunk:
     nbytes: int = 0
 
     def layers(self, which: slice) -> tuple[torch.Tensor, torch.Tensor]:
-        """Raise RuntimeError, as the others do."""
+        """Raise RuntimeError."""
         raise RuntimeError(f"layers {which} of a chunk that has no entry")
 
     def coded(self, which: slice) -> CodedLayers | None:
@@ -101,7 +101,7 @@ class ChunkKV:
         ``[tokens, 2]``, int32: first character and end of each token in ``text``.
     keys
         ``[layers, kv_heads, tokens, head_dim]`` in the model's dtype, *not rotated*
-        (Cache-Craft, section 4): they are rotated once, at their place.
+        (Cache-Craft, section 4): they are rotated once, at their positions in a prompt.
     values
         ``[layers, kv_heads, tokens, head_dim]`` in the model's dtype.
     """

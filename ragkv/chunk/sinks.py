@@ -1,4 +1,4 @@
-"""The sinks of one model: texts that chunks are encoded behind, and the rows of them."""
+"""The sinks of one model: the texts that chunks are encoded behind, and their rows."""
 
 from __future__ import annotations
 
@@ -7,19 +7,18 @@ import threading
 from dataclasses import dataclass
 from functools import partial
 
-from ragkv.chunk.encode import encode_sink
+from ragkv.chunk.encode import Passes, encode_sink
 from ragkv.chunk.kv import ChunkKV
 from ragkv.config import ReuseConfig
 from ragkv.errors import ConfigError
 from ragkv.model.fingerprint import Fingerprint, fingerprint_of, state_of
 from ragkv.model.loaded import ReusableModel
-from ragkv.model.passes import Passes
 from ragkv.prompt.render import Rendered, chat_head, render_sink, undated
 from ragkv.prompt.tokens import IntArray, sink_tokens
 
 _log = logging.getLogger(__name__)
 SINKS_KEPT = 16
-"""Sinks whose rows stay in memory, in order of use."""
+"""Number of sinks whose rows stay in memory, the last used."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -38,7 +37,7 @@ class Sinks:
     Parameters
     ----------
     codec
-        How entries behind them are stored: a part of every fingerprint.
+        The codec of their entries, a part of every fingerprint.
     """
 
     def __init__(self, loaded: ReusableModel, passes: Passes, codec: str) -> None:
@@ -55,7 +54,7 @@ class Sinks:
         return self.of(undated(config.sink, tokenizer))
 
     def of(self, text: str) -> Sink:
-        """Return the sink of that text."""
+        """Return the sink of a text."""
         bare = self.usable_fingerprint()
         with self._lock:
             sink = self._kept.pop(text, None)
@@ -92,7 +91,7 @@ class Sinks:
 
     @property
     def fingerprint(self) -> Fingerprint:
-        """The fingerprint of the model as it is now, without a sink."""
+        """The current fingerprint of the model, without a sink."""
         loaded = self._loaded
         state = state_of(loaded.model)
         if state != self._state:
@@ -105,7 +104,7 @@ class Sinks:
         return self._fingerprint
 
     def require_unchanged(self, sink: Sink) -> None:
-        """Raise ConfigError where the weights are no longer those that encoded the sink."""
+        """Raise ConfigError if the weights have changed since the sink was encoded."""
         if self.usable_fingerprint().weights != sink.fingerprint.weights:
             raise ConfigError(
                 "the model's weights changed while chunks were encoded: encode them again"

@@ -45,8 +45,8 @@ def ask(
     page: Annotated[
         Path | None,
         typer.Option(
-            help="Write a page that shows where every prompt token came from. Retrieved chunks are "
-            "stored first; a full prefill of the same prompt is timed afterwards.",
+            help="Write a page that shows the source of every prompt token. Retrieved chunks are "
+            "stored first, and a full prefill of the same prompt is timed afterwards.",
             show_default=False,
         ),
     ] = None,

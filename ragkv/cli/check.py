@@ -1,4 +1,4 @@
-"""``ragkv check``: run the invariants on a model, and probe how well it copies."""
+"""``ragkv check``: check the invariants on a model, and its quality."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _YES_OR_NO = {True: "[green]yes[/]", False: "[red]no[/]"}
 def check(
     model: ModelName = None,
     quality: Annotated[
-        bool, typer.Option("--quality", help="Also probe which ratio the model needs.")
+        bool, typer.Option("--quality", help="Also measure the ratio that the model needs.")
     ] = False,
     ratio: Ratio = None,
     device: Device = None,
@@ -40,7 +40,7 @@ def check(
     from ragkv.model.loaded import ReusableModel
 
     if ratio is not None and not quality:
-        raise ConfigError("--ratio changes nothing without --quality: omit it")
+        raise ConfigError("--ratio has no effect without --quality: omit it")
     with open_engine(
         model, store=MEMORY, namespace="check", on_unsupported="full", device=device, dtype=dtype
     ) as kv:
@@ -69,7 +69,7 @@ def check(
 
 def _show(name: str, found: Sequence[Quality]) -> None:
     if not found:
-        out.print("Quality was not measured: what is above must hold first.")
+        out.print("Quality was not measured, because a check above failed.")
         return
     first, last = found[0], found[-1]
     table = Table("ratio", "holds", "copies", "kept", "agreement")
@@ -83,6 +83,6 @@ def _show(name: str, found: Sequence[Quality]) -> None:
         f"{count(first.full_copies, 'record')}."
     )
     if first.kept is None:
-        out.print("These are too few to judge by: agreement alone decides.")
+        out.print("There are too few records to judge copying: only the agreement counts.")
     needs = f"a ratio of {last.ratio}" if last.holds else 'full prefill (method="full")'
     out.print(f"{name} keeps its answers." if first.holds else f"{name} needs {needs}.")

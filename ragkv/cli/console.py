@@ -1,4 +1,4 @@
-"""Where the commands write: tables and answers to stdout, progress and errors to stderr."""
+"""The consoles: tables and answers go to stdout, progress and errors to stderr."""
 
 from __future__ import annotations
 
@@ -18,17 +18,14 @@ err = Console(stderr=True, force_terminal=_TERMINAL)
 
 
 def replace_unencodable() -> None:
-    """Have stdout and stderr write ``?`` for characters that their encoding lacks.
-
-    Every console, progress bar and help page writes to these two, so no answer ends at one.
-    """
+    """Make stdout and stderr write ``?`` for characters that their encoding lacks."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
 
 
 def say_json(found: Any) -> None:
-    """Write JSON and nothing else, whatever the terminal can show; what is not finite is null."""
+    """Write JSON to stdout; numbers that are not finite become null."""
     typer.echo(json.dumps(_finite(found), indent=2, allow_nan=False))
 
 

@@ -1,4 +1,4 @@
-"""The entry point: every command, none of their heavy imports."""
+"""The entry point: all commands, without their heavy imports."""
 
 from __future__ import annotations
 

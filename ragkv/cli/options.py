@@ -1,4 +1,4 @@
-"""Options that several commands share, and what is read from them."""
+"""Options that several commands share."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ StorePath = Annotated[
         show_default="the user's cache folder",
     ),
 ]
-Namespace = Annotated[str, typer.Option(help="Chunks of other namespaces are never seen.")]
-Codec = Annotated[str, typer.Option(help="How chunks are stored: raw, int8 or int4.")]
+Namespace = Annotated[str, typer.Option(help="Chunks of other namespaces are invisible.")]
+Codec = Annotated[str, typer.Option(help="Encoding of stored chunks: raw, int8 or int4.")]
 SinkFrom = Annotated[
     Path | None,
     typer.Option(
         "--sink-from",
-        help="Text file: the system prompt of all prompts, or its template with {context}; "
-        "llama-index: that of its query engines. Chunks are encoded behind it.",
-        show_default="what the chat template puts before the first user text",
+        help="Text file with the system prompt of all prompts, or its template with {context}; "
+        "llama-index for the one of its query engines. Chunks are encoded behind it.",
+        show_default="the chat template's text before the first user message",
     ),
 ]
 ChunkTokens = Annotated[int, typer.Option(min=16, help="Longest chunk, in the model's tokens.")]
-Method = Annotated[str | None, typer.Option(help="How tokens to recompute are chosen.")]
+Method = Annotated[str | None, typer.Option(help="Method that selects the tokens to recompute.")]
 
 
 def _ratio(text: str) -> float | Literal["auto"]:
@@ -59,14 +59,14 @@ Ratio = Annotated[
 TopK = Annotated[int, typer.Option(min=1, help="Chunks to retrieve for a question.")]
 AnswerTokens = Annotated[int, typer.Option("--max-new-tokens", min=1, help="Longest answer.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
-Device = Annotated[str | None, typer.Option(help="As torch names it.")]
-DType = Annotated[str | None, typer.Option(help="For example float32 or bfloat16.")]
+Device = Annotated[str | None, typer.Option(help="Device of torch, e.g. cuda:0.")]
+DType = Annotated[str | None, typer.Option(help="E.g. float32 or bfloat16.")]
 
 
 def check_folders(*paths: Path | None) -> None:
-    """Find out before the work, not after it, that a result has no place to go to."""
+    """Check that result files can be created, before the work begins."""
     for path in paths:
         if path is not None and not path.absolute().parent.is_dir():
             raise ConfigError(f"there is no folder {path.absolute().parent}")
         if path is not None and path.is_dir():
-            raise ConfigError(f"{path} is a folder: name a file")
+            raise ConfigError(f"{path} is a folder: give a file")

@@ -1,6 +1,6 @@
-"""``ragkv plan``: what a corpus takes, and above which bandwidth loading it pays.
+"""``ragkv plan``: the size of a corpus, and the bandwidth above which loading is faster.
 
-From the model's configuration alone. Loading wins where ``bytes / bandwidth < prefill``.
+Only the model's configuration is read. Loading wins if ``bytes / bandwidth < prefill``.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _IDS_AND_OFFSETS = 12
 
 @dataclass(frozen=True, slots=True)
 class CodecPlan:
-    """What one codec means for a corpus.
+    """The size and load time of a corpus in one codec.
 
     ``load_s`` is for one chunk. ``break_even_gbps`` is the bandwidth (GB/s) above which
     loading a chunk is faster than computing it.
@@ -42,14 +42,12 @@ class CodecPlan:
 
 def plan_command(
     prefill_tps: Annotated[
-        float, typer.Option(help="Tokens a second that the model computes: `ragkv bench ttft`.")
+        float, typer.Option(help="Prefill speed in tokens per second, from `ragkv bench ttft`.")
     ],
     model: ModelName = None,
-    chunks: Annotated[int, typer.Option(min=1, help="Chunks of the corpus.")] = 10_000,
-    tokens: Annotated[int, typer.Option(min=1, help="Tokens of a chunk.")] = 400,
-    disk_gbps: Annotated[
-        float, typer.Option(help="What the store delivers, in 1e9 bytes a second.")
-    ] = 2.0,
+    chunks: Annotated[int, typer.Option(min=1, help="Number of chunks.")] = 10_000,
+    tokens: Annotated[int, typer.Option(min=1, help="Tokens per chunk.")] = 400,
+    disk_gbps: Annotated[float, typer.Option(help="Read bandwidth of the store, in GB/s.")] = 2.0,
     dtype: Annotated[
         str | None,
         typer.Option(help="The model's dtype.", show_default="its configuration's"),

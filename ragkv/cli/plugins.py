@@ -1,8 +1,8 @@
-"""What other packages add by entry points.
+"""Commands and functions of other packages, found by entry points.
 
-The group ``ragkv.commands`` has commands: functions with typer's options, or a ``typer.Typer`` with
-several. The group ``ragkv.extensions`` has functions that options of ragkv's own commands call.
-Nothing is looked up for a command of ragkv's own without such an option.
+The group ``ragkv.commands`` has commands: functions with typer's options, or a ``typer.Typer``. The
+group ``ragkv.extensions`` has functions that options of ragkv's commands call. Entry points are
+read only for a command or an option that needs them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _log = logging.getLogger(__name__)
 
 
 def plugin_names() -> list[str]:
-    """Return the commands that can be loaded; others are named in a warning."""
+    """Return the commands that can be loaded; a warning names the rest."""
     names = []
     for entry in sorted(entry_points(group=COMMANDS)):
         try:
@@ -34,7 +34,7 @@ def plugin_names() -> list[str]:
 
 
 def plugin_command(name: str) -> Any:
-    """Return the click command of a name; None where no package is known to have it.
+    """Return a click command by name; None if no package has it.
 
     Raises
     ------
@@ -49,7 +49,7 @@ def plugin_command(name: str) -> Any:
 
 
 def extension(name: str, package: str) -> Any:
-    """Return the function that a package adds to a command.
+    """Return a package's function for an option.
 
     Raises
     ------
@@ -63,7 +63,7 @@ def extension(name: str, package: str) -> Any:
 
 def _not_installed(name: str, package: str, folder: str) -> MissingDependencyError:
     return MissingDependencyError(
-        f"{name} is in a package of its own: pip install {package}, or in a clone "
+        f"{name} is in a separate package: pip install {package}, or in a clone "
         f"pip install ./{folder}"
     )
 
@@ -71,7 +71,7 @@ def _not_installed(name: str, package: str, folder: str) -> MissingDependencyErr
 def _load(entry: EntryPoint) -> Any:
     try:
         return entry.load()
-    except Exception as error:  # another package's import may raise anything
+    except Exception as error:  # the import can raise anything
         package = entry.value if entry.dist is None else entry.dist.name
         raise MissingDependencyError(
             f"{entry.name} cannot be loaded from {package}: {error!r}. Install it again, or "

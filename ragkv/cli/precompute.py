@@ -1,4 +1,4 @@
-"""``ragkv precompute``: compute the cache of every chunk of some folders."""
+"""``ragkv precompute``: compute the caches of all chunks in files and folders."""
 
 from __future__ import annotations
 
@@ -45,29 +45,26 @@ def precompute(
     namespace: Namespace = "default",
     codec: Codec = "raw",
     sink: Annotated[
-        str, typer.Option(help="Text that every prompt begins with; auto: the chat template's.")
+        str, typer.Option(help="Beginning of every prompt; auto takes the chat template's.")
     ] = "auto",
     sink_from: SinkFrom = None,
     workers: Annotated[
         int,
-        typer.Option(
-            min=1, help="Processes, or actors, that share the work; each loads the model."
-        ),
+        typer.Option(min=1, help="Number of processes or actors; each loads the model."),
     ] = 1,
     ray: Annotated[
         str | None,
         typer.Option(
             metavar="ADDRESS",
-            help="Let actors of a Ray cluster work: auto, ray://host:10001; local starts one.",
+            help="Use actors of a Ray cluster: auto or ray://host:10001; local starts a cluster.",
             show_default=False,
         ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Compute the cache of every chunk under PATHS; stored chunks are skipped.
+    """Compute the caches of all chunks under PATHS; stored chunks are skipped.
 
-    Of a file that was changed, the chunks that it no longer has are removed: those of the same
-    model and size.
+    Chunks of the same model and size that a changed file no longer contains are removed.
     """
     from ragkv.cli.texts import read_system_prompt, read_texts
     from ragkv.ingest.documents import Document, grouped, precompute_documents
@@ -79,7 +76,7 @@ def precompute(
     texts, system_prompt = read_texts(paths), read_system_prompt(sink_from)
     if store == MEMORY:
         raise ConfigError(
-            f"a store in memory ends with the command: give precompute a folder, not {MEMORY}"
+            f"a store in memory is lost when the command ends: give a folder, not {MEMORY}"
         )
     files = [Document([text], str(file)) for file, text in texts.items()]
     cut = partial(cut_file, chunk_tokens=chunk_tokens)
@@ -115,22 +112,22 @@ def precompute(
         say_json(report.to_dict())
     else:
         out.print(
-            f"{report.new} new, {report.existing} already there, {report.skipped} too short, "
-            f"{report.too_long} too long for the model, {report.unknown_token} with tokens unknown "
-            f"to it, {report.removed} removed; "
+            f"{report.new} new, {report.existing} already stored, {report.skipped} too short, "
+            f"{report.too_long} too long for the model, {report.unknown_token} with unknown "
+            f"tokens, {report.removed} removed; "
             f"{count(report.tokens, 'token')}, {report.bytes / 1e6:.1f} MB "
             f"in {report.seconds:.1f} s.",
             highlight=False,
         )
     if failed:
         raise StoreError(
-            f"not stored: {len(failed)} of {count(len(files), 'file')}, such as "
+            f"not stored: {len(failed)} of {count(len(files), 'file')}, e.g. "
             f"{failed[0]['document']}: {failed[0]['reason']}"
         )
 
 
 def _rows(batches: Iterator[list[Row]], files: Sequence[Document]) -> list[Row]:
-    """Return what workers did, and show how far they are."""
+    """Return the workers' results, and show the progress."""
     from ragkv.report.ingestion_progress import IngestionProgress
 
     rows: list[Row] = []
@@ -150,16 +147,17 @@ def _rows(batches: Iterator[list[Row]], files: Sequence[Document]) -> list[Row]:
 def _stop(stored: int, total: int, unit: str) -> NoReturn:
     """End after Ctrl-C."""
     err.print(
-        f"Interrupted: {stored} of {total} {unit} are stored; the same command goes on.",
+        f"Interrupted: {stored} of {total} {unit} are stored; the same command continues.",
         highlight=False,
     )
     raise typer.Exit(130)
 
 
 def cut_file(kv: RagKV, file: Document, chunk_tokens: int) -> Document:
-    """Divide a file into a document, which is named after the way that it was cut, and the model.
+    """Split a file into chunks.
 
-    So of a changed file the former chunks go that are this model's, and were cut like these.
+    The document's name includes the chunk size and the model, so ingesting a changed file again
+    replaces only its own chunks.
     """
     from ragkv.cli.texts import split_text
 

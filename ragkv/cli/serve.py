@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import tomllib
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -36,8 +37,8 @@ KeyFile = Annotated[
     Path | None,
     typer.Option(
         "--api-key-file",
-        help="Lines NAMESPACE=KEY; a key opens only its namespace.",
-        show_default="no key is needed, and --namespace is served",
+        help="File with lines NAMESPACE=KEY; a key gives access to its namespace.",
+        show_default="no key is required, and --namespace is served",
     ),
 ]
 Anonymous = Annotated[
@@ -51,36 +52,32 @@ ServedName = Annotated[
         show_default="its hub name, or its folder's",
     ),
 ]
-MaxRunning = Annotated[int, typer.Option(min=1, help="Answers that are generated at once.")]
+MaxRunning = Annotated[int, typer.Option(min=1, help="Most answers generated at once.")]
 KVBytes = Annotated[
     int | None,
-    typer.Option(min=1, help="KV of running answers, in bytes.", show_default="what is left"),
+    typer.Option(min=1, help="KV of running answers, in bytes.", show_default="the free memory"),
 ]
-MaxWaiting = Annotated[int, typer.Option(min=0, help="Answers that can wait in addition.")]
+MaxWaiting = Annotated[int, typer.Option(min=0, help="Most answers waiting in addition.")]
 Seconds = Annotated[float, typer.Option(min=0.1, help="Time limit of a request, in seconds.")]
 Drain = Annotated[
-    float, typer.Option(min=0.1, help="Seconds for running answers to end after SIGTERM.")
+    float, typer.Option(min=0.1, help="Time for running answers to end after SIGTERM, in seconds.")
 ]
-Decoder = Annotated[
-    Literal["ragkv", "vllm"],
-    typer.Option("--engine", help="Decoder of the answers; vllm: package vllm-ragkv."),
+VllmUrl = Annotated[
+    str | None,
+    typer.Option(
+        help="Address of a vLLM with ragkv's connector, which then decodes; needs vllm-ragkv.",
+        show_default="ragkv decodes",
+    ),
 ]
-VllmUrl = Annotated[str, typer.Option(help="Address of a vLLM with ragkv's connector.")]
 VllmFolder = Annotated[
     Path | None,
     typer.Option(help="The connector's folder.", show_default="the user's, in shared memory"),
-]
-VllmBytes = Annotated[
-    int | None,
-    typer.Option(
-        min=1, help="Limit for pending hand-overs.", show_default="half of the free space"
-    ),
 ]
 CorsOrigins = Annotated[
     list[str],
     typer.Option(
         "--cors-origin",
-        help="Origin of pages that can send requests from a browser, or *; repeatable.",
+        help="Origin of web pages that can send requests, or *; repeatable.",
         show_default="none",
     ),
 ]
@@ -88,7 +85,7 @@ StoreFile = Annotated[
     Path | None,
     typer.Option(
         "--store-config",
-        help="TOML file with settings of the store, such as disk_bytes and codec.",
+        help="TOML or .json file with settings of the store, e.g. disk_bytes and codec.",
         show_default="the defaults of StoreConfig",
     ),
 ]
@@ -100,7 +97,7 @@ def serve(
     store_config: StoreFile = None,
     namespace: Namespace = "default",
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8000,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 chooses a free port.")] = 8000,
     api_key_file: KeyFile = None,
     allow_anonymous: Anonymous = False,
     served_model_name: ServedName = None,
@@ -118,31 +115,26 @@ def serve(
         ),
     ] = None,
     on_miss: Annotated[
-        str, typer.Option(help="Chunks that were named but not found: store or skip.")
+        str, typer.Option(help="Named chunks that are not stored: store or skip.")
     ] = "store",
-    history: Annotated[bool, typer.Option(help="Reuse rows of earlier prompts.")] = True,
     device: Device = None,
     dtype: DType = None,
     cors_origin: CorsOrigins = [],  # noqa: B006  typer's default of a list
     kv_bytes: KVBytes = None,
-    engine: Decoder = "ragkv",
-    vllm_url: VllmUrl = "http://127.0.0.1:8001",
+    vllm_url: VllmUrl = None,
     vllm_folder: VllmFolder = None,
-    vllm_bytes: VllmBytes = None,
 ) -> None:
     """Serve OpenAI's HTTP API; stored chunks are reused.
 
     Namespaces share the store's budgets evenly.
     """
     from ragkv.cli.texts import read_system_prompt
-    from ragkv.serve.config import ServeConfig
-    from ragkv.serve.keys import read_keys
+    from ragkv.serve.config import ServeConfig, read_keys
 
-    needs = dict.fromkeys(("fastapi", "uvicorn", "prometheus_client"), "serve")
-    for package, extra in needs.items():
+    for package in ("fastapi", "uvicorn", "prometheus_client"):
         if find_spec(package) is None:
-            raise MissingDependencyError(f"serve needs {package}: {install_command(extra)}")
-    decode_by_vllm = extension("vllm", "vllm-ragkv") if engine == "vllm" else None
+            raise MissingDependencyError(f"serve needs {package}: {install_command('serve')}")
+    decode_by_vllm = None if vllm_url is None else extension("vllm", "vllm-ragkv")
     system_prompt = read_system_prompt(sink_from)
     settings = ServeConfig(
         host=host,
@@ -159,7 +151,7 @@ def serve(
     )
     first, *others = sorted(settings.namespaces)
     reuse = reuse_config(method, recompute_ratio).override(
-        auxiliary_model=auxiliary_model, on_miss=on_miss, history=history
+        auxiliary_model=auxiliary_model, on_miss=on_miss
     )
     where = _shared(_read_store_config(store, store_config), len(settings.namespaces))
     with ExitStack() as stack:
@@ -168,7 +160,7 @@ def serve(
             store=where,
             namespace=first,
             reuse=reuse,
-            on_unsupported="full" if engine == "ragkv" else "raise",
+            on_unsupported="full" if vllm_url is None else "raise",
             device=device,
             dtype=dtype,
             max_running=max_running,
@@ -182,19 +174,22 @@ def serve(
             other = type(kv)(kv.loaded, store=where, namespace=each, reuse=kv.reuse)
             engines[each] = stack.enter_context(other)
         if decode_by_vllm is not None:
-            vllm = decode_by_vllm(
-                *engines.values(), url=vllm_url, folder=vllm_folder, most_bytes=vllm_bytes
-            )
+            vllm = decode_by_vllm(*engines.values(), url=vllm_url, folder=vllm_folder)
             stack.callback(vllm.close)
         _run(settings, engines)
 
 
 def _read_store_config(path: str | None, file: Path | None) -> StoreConfig:
     """Return the store's settings; ConfigError if the file is wrong."""
+    if file is None:
+        return StoreConfig(path)
+    form, parse = ("JSON", json.loads) if file.suffix == ".json" else ("TOML", tomllib.loads)
     try:
-        settings = {} if file is None else tomllib.loads(file.read_text(encoding="utf-8"))
+        settings = parse(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise ConfigError(f"--store-config {file} cannot be read as TOML: {error}") from error
+        raise ConfigError(f"--store-config {file} cannot be read as {form}: {error}") from error
+    if not isinstance(settings, dict):
+        raise ConfigError(f"--store-config {file} must contain an object of settings")
     check_known("store setting", settings, STORE_SETTINGS)
     return StoreConfig(path, **settings)
 

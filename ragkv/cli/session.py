@@ -1,4 +1,4 @@
-"""What commands do with an engine: open it, retrieve, ask, account."""
+"""Steps that commands share: open an engine, retrieve, write the prompt."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def _readable(text: str) -> str:
-    """Return what was typed, where the locale does not say how the terminal encodes it."""
+    """Return an argument as UTF-8 where the locale does not name the terminal's encoding."""
     return os.fsencode(text).decode("utf-8", "replace") if _LONE.search(text) else text
 
 
@@ -29,13 +29,11 @@ _LONE = re.compile("[\ud800-\udfff]")
 CONTEXT = re.compile(r"\{context(?:_str)?\}")
 """The field of a system prompt that is a template."""
 Question = Annotated[
-    str, typer.Argument(help="What to answer.", show_default=False, callback=_readable)
+    str, typer.Argument(help="The question.", show_default=False, callback=_readable)
 ]
 From = Annotated[
     list[Path],
-    typer.Option(
-        "--path", help="File or folder to answer from; may be repeated.", show_default=False
-    ),
+    typer.Option("--path", help="File or folder to answer from; repeatable.", show_default=False),
 ]
 
 
@@ -54,14 +52,14 @@ def open_engine(
     system_prompt: str | None = None,
     quiet: bool = False,
 ) -> RagKV:
-    """Load the model behind a status line that says what takes the time.
+    """Load the model, with a status line.
 
     Parameters
     ----------
     system_prompt
-        Text that all prompts begin with, as their system message: chunks are encoded behind it.
+        System message at the beginning of all prompts; chunks are encoded behind it.
     quiet
-        Say nothing.
+        Print nothing.
 
     Raises
     ------
@@ -69,7 +67,7 @@ def open_engine(
         The model cannot be found or is not supported, or the store cannot be opened.
     """
     start = time.perf_counter()
-    name = model or "the embedded SmolLM2-135M-Instruct (the first time it is converted, once)"
+    name = model or "the embedded SmolLM2-135M-Instruct (converted on first use)"
     with nullcontext() if quiet else err.status(f"Loading {name} …"):
         from ragkv import RagKV, ReuseConfig, StoreConfig
 
@@ -95,9 +93,9 @@ def open_engine(
 
 
 def sink_behind(kv: RagKV, system_prompt: str) -> str:
-    """Return what stands before the context in prompts with this system message.
+    """Return the text before the context in prompts with this system message.
 
-    That is the user's text, or ``{context}`` in the message.
+    The context is in the user's message, or in place of ``{context}`` in the system message.
     """
     before, *rest = CONTEXT.split(system_prompt, maxsplit=1)
     if not kv.tokenizer.chat_template:
@@ -107,7 +105,7 @@ def sink_behind(kv: RagKV, system_prompt: str) -> str:
 
 
 def _quiet() -> None:
-    """Keep transformers' own progress bars and notes off the terminal."""
+    """Silence the progress bars and notes of transformers."""
     from transformers.utils import logging as notes
 
     notes.disable_progress_bar()  # type: ignore[no-untyped-call]
@@ -116,7 +114,7 @@ def _quiet() -> None:
 
 
 def reuse_config(method: str | None, recompute_ratio: float | Literal["auto"]) -> ReuseConfig:
-    """Return the options as a ReuseConfig; without a method its own default."""
+    """Return the options as a ReuseConfig."""
     from ragkv import ReuseConfig
 
     chosen = {} if method is None else {"method": method}
@@ -126,14 +124,13 @@ def reuse_config(method: str | None, recompute_ratio: float | Literal["auto"]) -
 def retrieve(
     kv: RagKV, question: str, texts: Mapping[Path, str], *, chunk_tokens: int, top_k: int
 ) -> list[str]:
-    """Return the chunks of ``texts`` that are nearest to the question, nearest first."""
-    from ragkv.cli.embeddings import kept_embeddings
-    from ragkv.cli.retrieval import Embedder
+    """Return the chunks of ``texts`` most similar to the question, the most similar first."""
+    from ragkv.cli.retrieval import Embedder, kept_embeddings
     from ragkv.cli.texts import split_texts
 
     files = split_texts(texts, kv.tokenizer, chunk_tokens)
     chunks = [chunk for found in files.values() for chunk in found]
-    with err.status(f"Looking through {count(len(chunks), 'chunk')} …"):
+    with err.status(f"Searching {count(len(chunks), 'chunk')} …"):
         return Embedder(kept_embeddings()).top(question, chunks, top_k)
 
 
@@ -142,7 +139,7 @@ def messages(
 ) -> list[dict[str, str]]:
     """Return the prompt as chat messages.
 
-    The context comes first behind the system prompt: the head of the prompt is then the sink of
+    The context directly follows the system prompt, so the prompt's head is the sink of
     `ragkv precompute`.
     """
     if system_prompt is not None and CONTEXT.search(system_prompt):

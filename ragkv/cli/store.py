@@ -30,10 +30,10 @@ def stats(
     as_json: AsJson = False,
 ) -> None:
     """Count chunks, documents and bytes, for each model."""
-    from ragkv.store import inspect
+    from ragkv.store import operate
 
     with closing(_open(store, namespace, reading=True)) as opened:
-        found = inspect.stats(opened)
+        found = operate.stats(opened)
     if as_json:
         shown = asdict(found) | {"kinds": [kind._asdict() for kind in found.kinds]}
         say_json(shown)
@@ -60,10 +60,10 @@ def verify(
     as_json: AsJson = False,
 ) -> None:
     """Verify all checksums; exit code 1 if damage remains."""
-    from ragkv.store import inspect
+    from ragkv.store import operate
 
     with closing(_open(store, namespace, reading=not heal)) as opened:
-        found = inspect.verify(opened, heal=heal)
+        found = operate.verify(opened, heal=heal)
     if as_json:
         problems = [problem._asdict() for problem in found.problems]
         say_json(asdict(found) | {"problems": problems, "sound": found.sound, **found.counts})
@@ -102,7 +102,7 @@ def copy_command(
     as_json: AsJson = False,
 ) -> None:
     """Add a store's intact entries to another store; existing ones stay."""
-    from ragkv.store.copy import copy_store
+    from ragkv.store.operate import copy_store
 
     with (
         closing(_open(source, namespace, reading=True)) as opened,
@@ -122,8 +122,8 @@ def _open(
 ) -> ChunkStore:
     """Open a store without tiers; ``new`` creates a missing one.
 
-    ``reading``: change nothing. Opening a writable folder still cleans up after a crash; another
-    one is opened read-only.
+    With ``reading``, nothing is changed, except that opening a writable folder cleans up after a
+    crash; a folder that is not writable is opened read-only.
     """
     from ragkv.config import StoreConfig
     from ragkv.errors import StoreError

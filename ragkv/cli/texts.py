@@ -1,4 +1,4 @@
-"""From files to chunks: reading folders, cutting texts where they pause."""
+"""Read files and folders, and split their texts into chunks."""
 
 from __future__ import annotations
 
@@ -17,15 +17,14 @@ _PAUSES = ("\n\n", "\n", ". ", " ")
 
 
 def read_texts(paths: Iterable[Path]) -> dict[Path, str]:
-    """Return the text of each file under ``paths`` by its full path, in the order of the names.
+    """Return the text of each file under ``paths`` by its full path, sorted by name.
 
-    Files in folders that are not UTF-8 text are skipped with a message.
+    In folders, files that are not UTF-8 text are skipped with a message.
 
     Raises
     ------
     ConfigError
-        A path does not exist, a file that was named cannot be read or is no UTF-8 text, or
-        there is no text under any of them.
+        A path does not exist, a given file is not readable UTF-8 text, or no file has text.
     """
     texts: dict[Path, str] = {}
     for path in paths:
@@ -35,21 +34,23 @@ def read_texts(paths: Iterable[Path]) -> dict[Path, str]:
             except ConfigError as error:
                 if file == path:
                     raise
-                err.print(f"Left out: {error}", markup=False, highlight=False, soft_wrap=True)
+                err.print(f"Skipped: {error}", markup=False, highlight=False, soft_wrap=True)
     if not any(text.strip() for text in texts.values()):
         raise ConfigError(f"no text found: give files, or folders of {' and '.join(_SUFFIXES)}")
     return texts
 
 
 def read_system_prompt(path: Path | None) -> str | None:
-    """Return the text of a file, without white space around it; None without a file.
+    """Return the stripped text of a file; None without a file.
 
-    ``llama-index``, where there is no such file, is the system message of its query engines.
+    ``llama-index`` is the system message of its query engines, unless a file has that name.
 
     Raises
     ------
     ConfigError
-        It cannot be read, is no UTF-8 text, or is empty; or LlamaIndex is not installed.
+        The file is not readable UTF-8 text, or is empty.
+    MissingDependencyError
+        LlamaIndex is not installed.
     """
     if path is None:
         return None
@@ -77,8 +78,8 @@ def split_texts(
 def split_text(text: str, tokenizer: PreTrainedTokenizerBase, chunk_tokens: int) -> list[str]:
     """Cut a text into stripped chunks of at most ``chunk_tokens`` tokens.
 
-    A chunk ends at the last blank line of its second half, else at the last line, the
-    last sentence, the last word; only text without any is cut where the tokens end.
+    A chunk ends at the last blank line of its second half; without one at the last line break,
+    sentence or word; and otherwise at its last token.
     """
     encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
     ends = [end for _, end in encoded["offset_mapping"]]
@@ -94,7 +95,7 @@ def split_text(text: str, tokenizer: PreTrainedTokenizerBase, chunk_tokens: int)
 
 
 def _last_pause(text: str, start: int, end: int) -> int:
-    """Return where the best pause in the second half of ``text[start:end]`` ends."""
+    """Return the end of the best pause in the second half of ``text[start:end]``."""
     for pause in _PAUSES:
         at = text.rfind(pause, (start + end) // 2, end)
         if at >= 0:
@@ -118,5 +119,5 @@ def _read(file: Path) -> str:
     except OSError as error:
         raise ConfigError(f"{file} cannot be read: {error.strerror or error}") from error
     if "\0" in text:
-        raise ConfigError(f"{file} is no UTF-8 text: convert it to text first")
+        raise ConfigError(f"{file} is not UTF-8 text: convert it first")
     return text

@@ -1,4 +1,4 @@
-"""Requests to a server through one ``openai`` client, for threads and event loops alike."""
+"""Requests to a server through one ``openai`` client, from threads and event loops."""
 
 from __future__ import annotations
 
@@ -197,7 +197,7 @@ class Connection:
     def _error(self, error: Exception, request_id: str | None = None) -> Exception:
         """Return an error of openai or httpx as ragkv's."""
         if isinstance(error, json.JSONDecodeError):
-            return ServerError(f"{self.address} sends an event that is no JSON")
+            return ServerError(f"{self.address} sends an event that is not JSON")
         if isinstance(error, openai.APIConnectionError | httpx.TransportError):
             cause = error.__cause__ or error
             why = str(cause) or type(cause).__name__

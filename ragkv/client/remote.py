@@ -180,7 +180,7 @@ class RemoteRagKV:
         """Delete a chunk or a document's own chunks; return how many."""
         body = _given(text=text, document=document)
         if len(body) != 1:
-            raise ConfigError("forget takes a chunk's text or document=..., one of them")
+            raise ConfigError("forget takes either a chunk's text or document=...")
         return int(self._send("delete", _CHUNKS, body)["deleted"])
 
     def prefetch(
@@ -280,7 +280,7 @@ class RemoteRagKV:
         Raises
         ------
         ServerError
-            It cannot be reached, refuses the key, or is no server of ragkv.
+            The server cannot be reached, refuses the key, or is not `ragkv serve`.
         """
         return self._version or self._connection.call(self._read_version())
 
@@ -363,7 +363,7 @@ def address_of(base_url: str) -> str:
     Raises
     ------
     ConfigError
-        It is no http address, or contains a password.
+        It is not an http address, or contains a password.
     """
     try:
         url = httpx.URL(base_url)

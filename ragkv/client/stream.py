@@ -94,7 +94,7 @@ class AnswerEvents:
         report = ReuseReport.from_dict(self._report)
         invalid = tuple(call for call in self._calls if isinstance(call, InvalidToolCall))
         if self._finish_reason == "length":
-            invalid = last_with(invalid, str(CutOffError(report.completion_tokens)))
+            invalid = last_with(invalid, str(CutOffError(report.decode.tokens)))
         return Completion(
             "".join(self._text),
             self._token_ids,

@@ -1,4 +1,4 @@
-"""Checks of settings; a wrong one is a ConfigError that names it."""
+"""Checks of settings; each raises a ConfigError that names the wrong setting."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from ragkv.errors import ConfigError
 def check_known(
     kind: str, given: Iterable[str], known: Iterable[str], others: Iterable[str] = ()
 ) -> None:
-    """Raise ConfigError for names that are no setting, with the nearest one.
+    """Raise ConfigError for unknown names, with the closest known one.
 
     Parameters
     ----------
     kind
-        What the settings are called.
+        The kind of setting in the message.
     others
-        Settings of another kind, which may be meant.
+        Settings of a different kind that can be meant.
     """
     known, others = sorted(set(known)), sorted(others)
     unknown = sorted(set(given) - set(known))
@@ -34,7 +34,7 @@ def check_known(
 
 
 def _nearest(name: str, names: list[str]) -> list[str]:
-    """Return the one that has the name's words, or nearly is the name; or none."""
+    """Return the known name with the same words, or the most similar one, if any."""
     words = set(name.split("_"))
     whole = [each for each in names if words <= set(each.split("_"))]
     whole.sort(key=lambda each: not each.startswith(name))

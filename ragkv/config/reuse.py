@@ -13,7 +13,6 @@ from ragkv.config.checks import (
     check_known,
     check_number,
     check_text,
-    check_whole,
 )
 from ragkv.config.decode import DECODE_SETTINGS
 from ragkv.errors import ConfigError
@@ -24,11 +23,11 @@ PROFILE_FORMAT = 2
 
 @runtime_checkable
 class Named(Protocol):
-    """A method made of pieces: a :class:`ragkv.select.Method`."""
+    """A method object: a :class:`ragkv.select.Method`."""
 
     @property
     def name(self) -> str:
-        """What reports call it."""
+        """The name in reports."""
         ...
 
 
@@ -46,9 +45,8 @@ class ReuseConfig:
         full prefill). Uncached tokens are always computed and do not count. ``"auto"`` chooses
         for each request.
     sink
-        The text that chunks are encoded behind. ``"auto"`` is what the chat
-        template puts before the first user text. The closer to the real
-        prompt's head, the better.
+        The text that chunks are encoded behind; the closer to the real prompt's head, the better.
+        ``"auto"`` is the chat template's text before the first user message.
     auxiliary_model
         Model that scores tokens for ``cacheclip``: a hub name or a folder.
         ``None`` is the embedded default, SmolLM2-135M-Instruct.
@@ -56,10 +54,8 @@ class ReuseConfig:
         ``"store"`` encodes named chunks that were not stored, after the answer; ``"skip"``
         does not.
     history
-        Whether a prompt takes rows that former prompts computed, and versions of chunks as they
-        are behind other chunks, and leaves its own rows.
-    seed
-        Seed that a method of your own may draw with, ``scene.seed``.
+        Whether a prompt reuses rows of earlier prompts and versions of chunks behind other chunks,
+        and keeps its own rows.
     calibrated_for
         Fingerprint of the model that the ratio was calibrated for; other models are refused.
         ``None`` accepts all.
@@ -71,7 +67,6 @@ class ReuseConfig:
     auxiliary_model: str | None = None
     on_miss: Literal["store", "skip"] = "store"
     history: bool = True
-    seed: int = 0
     calibrated_for: str | None = None
 
     def __post_init__(self) -> None:
@@ -84,7 +79,6 @@ class ReuseConfig:
             check_text("auxiliary_model", self.auxiliary_model)
         check_choice("on_miss", self.on_miss, ("store", "skip"))
         check_bool("history", self.history)
-        check_whole("seed", self.seed, 0, 2**63 - 1)
         if self.calibrated_for is not None:
             check_text("calibrated_for", self.calibrated_for)
 
@@ -92,8 +86,8 @@ class ReuseConfig:
     def from_profile(cls, path: str | Path, **overrides: Any) -> Self:
         """Return the settings of a profile that ``ragkv calibrate`` wrote.
 
-        They are for the profile's model alone; ``calibrated_for=None`` lifts that.
-        ``overrides`` are other fields.
+        They apply to the profile's model only, unless ``calibrated_for=None`` is given.
+        ``overrides`` replace fields.
 
         Raises
         ------

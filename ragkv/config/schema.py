@@ -11,15 +11,14 @@ from importlib.util import find_spec
 from typing import Any
 
 from ragkv.config.json_schema.grammar import grammar_from, problem_of
-from ragkv.config.json_schema.parts import SchemaParts
 from ragkv.config.json_schema.references import DOCUMENT
-from ragkv.config.json_schema.resolver import Ignored, Resolver
+from ragkv.config.json_schema.writer import SchemaPlace, SchemaWriter
 from ragkv.errors import ConfigError, MissingDependencyError, install_command
 
 __all__ = ["DOCUMENT", "Followed", "check_schema", "grammar_of", "resolved"]
 
 logger = logging.getLogger(__name__)
-_told: set[str] = set()
+_logged: set[str] = set()
 
 _REFUSALS: Mapping[str, frozenset[str]] = {
     "min/maxProperties only": frozenset({"minProperties", "maxProperties"}),
@@ -30,53 +29,53 @@ _REFUSALS: Mapping[str, frozenset[str]] = {
     "range": frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"}),
     "regex": frozenset({"pattern", "format"}),
 }
-"""What llguidance says of schemas that are right, and the keywords that it then cannot follow."""
+"""llguidance's errors for valid schemas, and the keywords to leave out."""
 
 
 @dataclass(frozen=True, slots=True)
 class Followed:
-    """A schema as answers follow it.
+    """A schema prepared for llguidance.
 
     Attributes
     ----------
     schema, grammar
-        As llguidance takes them.
+        llguidance's input and its grammar.
     ignored
-        What of the given schema cannot be followed.
+        The keywords that cannot be enforced.
     problem
-        Why no answer can follow it; otherwise empty.
+        Why no answer can follow the schema; otherwise empty.
     """
 
     schema: Mapping[str, Any]
     grammar: str
-    ignored: tuple[Ignored, ...]
+    ignored: tuple[SchemaPlace, ...]
     problem: str
 
 
 def resolved(document: Mapping[str, Any], *, closed: bool = True) -> Followed:
-    """Return a JSON schema as answers follow it.
+    """Prepare a JSON schema for llguidance.
 
     Parameters
     ----------
     closed
-        Whether objects have the properties that are named, and no others, where their schema says
-        nothing of others: :mod:`ragkv.config.json_schema.closing`.
+        Whether objects are closed by the rule of :mod:`ragkv.config.json_schema.writer`.
 
     Raises
     ------
     ConfigError
-        It is no schema.
+        The document is not a schema.
     """
     without: frozenset[str] = frozenset()
-    parts = SchemaParts(document)
     while True:
-        resolver = Resolver(parts, closed, without)
-        schema = resolver.resolve(document)
+        writer = SchemaWriter(document, closed=closed, without=without)
+        schema = writer.write()
         grammar = grammar_from(schema)
         problem = problem_of(grammar)
-        more = next((_REFUSALS[said] for said in _REFUSALS if said in problem), frozenset())
+        more = next(
+            (_REFUSALS[message] for message in _REFUSALS if message in problem), frozenset()
+        )
         if "Unsatisfiable" in problem or more <= without:
-            return Followed(schema, grammar, tuple(resolver.ignored), problem)
+            return Followed(schema, grammar, tuple(writer.ignored), problem)
         without |= more
 
 
@@ -91,20 +90,20 @@ def grammar_of(schema: Mapping[str, Any]) -> str:
 
 
 def check_schema(name: str, schema: object) -> None:
-    """Check a JSON schema, before anything is computed for it.
+    """Check a JSON schema before any computation.
 
-    Keywords that cannot be followed are logged once each; where the schema has ``"strict": true``
-    they are an error.
+    Each keyword that cannot be enforced is logged once; in a document with ``"strict": true`` it is
+    an error.
 
     Raises
     ------
     ConfigError
-        It is no schema, or one that cannot be followed.
+        The document is not a schema, or no answer can follow it.
     MissingDependencyError
         llguidance is not installed.
     """
     if not isinstance(schema, Mapping):
-        raise ConfigError(f"{name} must be a JSON schema, a dict, not {type(schema).__name__}")
+        raise ConfigError(f"{name} must be a JSON schema (a dict), not {type(schema).__name__}")
     if find_spec("llguidance") is None:
         raise MissingDependencyError(f"{name} needs llguidance: {install_command('structured')}")
     try:
@@ -117,8 +116,8 @@ def check_schema(name: str, schema: object) -> None:
         where = f"{each.document or name}, {each.place or 'the whole'}: {each.keyword}"
         if each.strict:
             raise ConfigError(
-                f"{where} cannot be enforced, as strict asks for: omit it, or omit strict"
+                f"{where} cannot be enforced, which strict requires: omit the keyword or strict"
             )
-        if each.keyword not in _told:
-            _told.add(each.keyword)
+        if each.keyword not in _logged:
+            _logged.add(each.keyword)
             logger.warning("%s cannot be enforced; answers follow the rest of the schema", where)

@@ -1,4 +1,4 @@
-"""Which blocks of a long context decoding steps read."""
+"""Settings of sparse decoding."""
 
 from __future__ import annotations
 

@@ -7,15 +7,11 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from ragkv.config.checks import (
-    check_bool,
-    check_choice,
-    check_number,
-)
+from ragkv.config.checks import check_bool, check_choice, check_number
 from ragkv.errors import ConfigError
 
 MEMORY = ":memory:"
-"""Store location in memory alone, with nothing on disk."""
+"""Location of a store without files."""
 
 CODECS = ("raw", "int8", "int4")
 """How entries can be stored, see docs/store-format.md."""
@@ -32,20 +28,19 @@ class StoreConfig:
     memory_bytes
         Budget of the memory tier in front of the disk, in bytes.
     disk_bytes
-        Budget of each namespace's folder, in bytes. When it is used up, chunks that cost least to
-        compute anew, and are seldom asked for, are evicted for new ones. ``None`` means no limit.
+        Budget of each namespace's folder, in bytes. Beyond it, chunks that are cheap to compute and
+        rarely requested are evicted. ``None`` means no limit.
     device_bytes
-        Budget of the tier on the model's device, in bytes. ``None`` is 1/8 of a GPU's free memory,
-        and no such tier for a model on the CPU.
+        Budget of the tier on the model's device, in bytes. ``None`` is 1/8 of a GPU's free memory;
+        a model on the CPU has no such tier.
     read_only
         Serve from the store without writing to it.
     codec
-        How entries are stored: ``raw`` bit by bit, ``int8`` or ``int4`` in a half or a quarter
-        of 16-bit numbers. Entries of a different codec are not used.
+        Encoding of entries: ``raw`` is lossless; ``int8`` and ``int4`` take a half and a quarter of
+        the space of 16-bit numbers. Entries of a different codec are not used.
     history_bytes
-        Budget of what former prompts and answers computed, in bytes of the host's memory: prompts
-        that begin with the same tokens continue it. ``None`` is an eighth of the memory, 0 keeps
-        nothing.
+        Budget for rows of earlier prompts and answers, in bytes of the host's memory; prompts that
+        begin with the same tokens reuse them. ``None`` is an eighth of the memory, 0 keeps none.
     """
 
     path: str | Path | None = None
@@ -74,11 +69,11 @@ class StoreConfig:
 
 
 STORE_SETTINGS = tuple(each.name for each in fields(StoreConfig) if each.name != "path")
-"""Fields besides the place, which is called ``store`` where it is an argument."""
+"""Fields besides ``path``, which is the argument ``store`` elsewhere."""
 
 
 def with_store(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return arguments whose fields of a StoreConfig are those of ``store``."""
+    """Move fields of StoreConfig in keyword arguments into ``store``."""
     own = {name: given[name] for name in STORE_SETTINGS if given.get(name) is not None}
     rest = {name: value for name, value in given.items() if name not in STORE_SETTINGS}
     if own:

@@ -15,7 +15,7 @@ _SET_BY_RAGKV = frozenset(
         *("padding", "truncation", "max_length"),
     }
 )
-"""What rendering needs itself: no variables of a chat template."""
+"""Arguments of rendering, which cannot be variables of a chat template."""
 
 
 def checked_variables(given: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -24,7 +24,7 @@ def checked_variables(given: Mapping[str, Any] | None) -> dict[str, Any]:
     Raises
     ------
     ConfigError
-        They are no dict, or have a name that is ragkv's own to set.
+        They are not a dict, or contain a name that ragkv sets.
     """
     if given is None:
         return {}

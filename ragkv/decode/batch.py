@@ -1,9 +1,9 @@
 """Decoding steps of several answers as one pass.
 
 The thread of one answer, the leader, computes the steps of all answers of a model and draws their
-tokens: linear layers read their weights once for up to eight rows as fast as for one. The other
-threads wait until their answer has ended. A thread that computes a prompt, or encodes chunks, runs
-the steps between two of its layers, so no token waits for a whole prompt.
+tokens: linear layers read their weights once, and up to eight rows take as long as one. The other
+threads wait for the end of their answer. A thread that computes a prompt, or encodes chunks, runs
+the steps between its layers, so no token waits for a whole prompt.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ import torch
 from ragkv.attend.forward import SubsetPass, joint_forward, ordinary_forward
 from ragkv.attend.graphs import graphs_for
 from ragkv.model.architecture import backbone_of
-from ragkv.model.experts import decoding_experts
+from ragkv.model.calls import decoding_experts
 from ragkv.model.linear import fast_linear_layers
 from ragkv.model.loaded import ReusableModel
 from ragkv.model.lock import Claim, ModelLock, lock_of
-from ragkv.model.out_of_memory import is_out_of_memory, release_calls
+from ragkv.model.memory import is_out_of_memory, release_calls
 
 Advance = Callable[[torch.Tensor], SubsetPass | None]
-"""Draws from a step's logits, ``[keep, vocab]`` float32; returns the next step, None at the end."""
+"""Draws from a step's logits, ``[keep, vocab]`` float32; returns the next step, or None."""
 
 MAX_WAIT_S = 0.2
-"""Seconds that the next step of answers waits for the layers of a prompt."""
+"""Longest wait of a step for the layers of a prompt, in seconds."""
 
 
 @dataclass(slots=True, eq=False)
 class _Answer:
-    """An answer that is being drawn, and its next step."""
+    """A running answer and its next step."""
 
     loaded: ReusableModel
     subset: SubsetPass
@@ -46,7 +46,7 @@ class _Answer:
 
 
 class StepBatch(Claim):
-    """The answers of one model, whatever engine they belong to."""
+    """The running answers of one model, for all engines."""
 
     def __init__(self, lock: ModelLock) -> None:
         self._lock = lock
@@ -54,17 +54,17 @@ class StepBatch(Claim):
         self._answers: list[_Answer] = []
         self._claims = False
         self.computes_steps = False
-        """Whether steps are computed now, by the thread that has the model."""
+        """Whether the thread that has the model computes steps now."""
         self._chosen: _Answer | None = None
         self._last = 0.0
 
     @property
     def answers(self) -> int:
-        """Number of answers that are being drawn."""
+        """Number of running answers."""
         return len(self._answers)
 
     def run(self, loaded: ReusableModel, first: SubsetPass, advance: Advance) -> None:
-        """Compute an answer's steps, with those of all other answers, until it has ended.
+        """Compute an answer's steps together with those of other answers until it ends.
 
         Parameters
         ----------
@@ -74,7 +74,7 @@ class StepBatch(Claim):
         Raises
         ------
         Exception
-            What its own steps or ``advance`` raise; other answers' errors are theirs.
+            The errors of its own steps and of ``advance``.
         """
         answer = _Answer(loaded, first, advance)
         with self._mutex:
@@ -97,7 +97,7 @@ class StepBatch(Claim):
             raise answer.error
 
     def _wait_or_lead(self, answer: _Answer) -> None:
-        """Wait until the answer has ended, or lead until others than steps want the model."""
+        """Wait for the answer's end, or lead until the model has another claim than steps."""
         self._claim()
         try:
             answer.woken.wait()
@@ -109,7 +109,7 @@ class StepBatch(Claim):
                         self._step_all()
         except BaseException:  # interrupted
             self._end(answer, None)
-            self._lock.is_wanted()  # after this, nobody makes the answer's thread the leader
+            self._lock.is_wanted()  # after this, the answer's thread cannot become the leader
             raise
         finally:
             if self._lock.is_mine:
@@ -120,7 +120,7 @@ class StepBatch(Claim):
     # ---- a place in the model's queue
 
     def _claim(self) -> None:
-        """Queue for the model, unless the answers have a place in its queue already."""
+        """Queue for the model, unless the answers are in its queue already."""
         with self._mutex:
             claims, self._claims = self._claims, True
         if not claims:
@@ -158,8 +158,8 @@ class StepBatch(Claim):
     def _step_all(self, *, beside_prompt: bool = False) -> None:
         """Compute the next step of every answer.
 
-        ``beside_prompt``: between a prompt's layers. A step that finds no memory there is computed
-        when the prompt is.
+        ``beside_prompt``: between a prompt's layers. A step that runs out of memory there is
+        computed after the prompt.
         """
         with self._mutex:
             answers = list(self._answers)
@@ -172,9 +172,9 @@ class StepBatch(Claim):
             self._last = time.perf_counter()
 
     def _step(self, answers: Sequence[_Answer], *, beside_prompt: bool) -> None:
-        """Compute steps in one pass; where that fails, in two: each answer has its own error.
+        """Compute steps in one pass; if it fails, in two, so that an error ends only its answer.
 
-        An interrupted pass is computed again. An interrupt while another thread's answer is drawn
+        An interrupted pass is computed again. An interrupt while drawing another thread's answer
         ends that answer with an error.
         """
         found: list[torch.Tensor] | None = None
@@ -200,7 +200,7 @@ class StepBatch(Claim):
             subset = answer.advance(logits)
         except Exception as error:  # noqa: BLE001  handed to the answer's thread
             if is_out_of_memory(error):
-                release_calls(error)  # they have other answers' tensors
+                release_calls(error)  # its frames hold other answers' tensors
             self._end(answer, error)
         except BaseException:
             self._end(answer, RuntimeError("interrupted by another answer's thread"))
@@ -212,7 +212,7 @@ class StepBatch(Claim):
                 answer.subset = subset
 
     def _end(self, answer: _Answer, error: Exception | None) -> None:
-        """Take an answer out, and wake its thread."""
+        """Remove an answer and wake its thread."""
         with self._mutex, suppress(ValueError):
             self._answers.remove(answer)
             answer.error = error
@@ -221,7 +221,7 @@ class StepBatch(Claim):
 
 
 def _compatible(answers: Sequence[_Answer]) -> list[list[_Answer]]:
-    """Group answers whose steps one pass can compute: of one model, and of one rotary table.
+    """Group answers by model and rotary table: one pass computes a group's steps.
 
     Models that share a configuration object share a batch.
     """
@@ -249,7 +249,7 @@ def _compute(answers: Sequence[_Answer]) -> list[torch.Tensor]:
 
 
 def _is_ordinary(loaded: ReusableModel, subset: SubsetPass) -> bool:
-    """Whether an ordinary call computes the step faster: on a GPU, with nothing else to do."""
+    """Whether an ordinary call is faster: on a GPU, for a step without repair or sparsity."""
     repairs = len(subset.rows) > subset.keep
     return loaded.device.type != "cpu" and not repairs and subset.sparse is None
 
@@ -258,8 +258,8 @@ def _is_ordinary(loaded: ReusableModel, subset: SubsetPass) -> bool:
 def before_layers(loaded: ReusableModel, check: Callable[[], object]) -> Iterator[None]:
     """Call ``check`` before each layer of the calling thread's passes in the block.
 
-    Not in steps that it computes between them, nor while a pass is captured: a check may end the
-    pass, or let another have the model.
+    It is not called in steps between the layers, nor while a pass is captured, since it can end the
+    pass or yield the model.
     """
     here, batch, graphs = threading.get_ident(), batch_of(loaded), graphs_for(loaded)
 

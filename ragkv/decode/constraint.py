@@ -1,4 +1,4 @@
-"""Answers that follow a JSON schema: a mask of allowed tokens at each step, by llguidance."""
+"""Answers that follow a JSON schema: llguidance masks the tokens of each step."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import torch
 from transformers import LogitsProcessor, PreTrainedTokenizerBase
 
 from ragkv.config.schema import grammar_of
-from ragkv.decode.openings import Openings
 from ragkv.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -25,28 +24,27 @@ _tokenizers: weakref.WeakKeyDictionary[PreTrainedTokenizerBase, dict[Any, LLToke
 
 
 class SchemaConstraint(LogitsProcessor):
-    """Gives every token that would break the schema a score of -inf.
+    """Sets the score of every token that would violate the schema to -inf.
 
-    It follows the answer by itself, token by token; drafts need nothing of it, since their tokens
-    are drawn in turn like all others.
+    It follows the answer token by token. A draft's tokens are drawn one after another too.
 
     Parameters
     ----------
     schema
         A JSON schema.
     vocabulary
-        Width of the model's scores; it may be larger than the tokenizer's vocabulary.
+        Width of the model's scores, which can exceed the tokenizer's vocabulary.
     ends
         The model's end-of-sequence tokens.
     begin
         Tokens of ``input_ids`` before the answer.
     unless
-        Texts: an answer that begins with one of them is free.
+        Texts such as the marks of a tool call: an answer that begins with one is unconstrained.
 
     Raises
     ------
     ConfigError
-        llguidance cannot follow the schema, or knows no tokenizer of this kind.
+        llguidance does not support the schema or the tokenizer.
     """
 
     def __init__(
@@ -82,7 +80,7 @@ class SchemaConstraint(LogitsProcessor):
         return scores.masked_fill(hidden, float("-inf"))
 
     def is_complete(self, input_ids: torch.Tensor) -> bool:
-        """Whether nothing but the end can follow."""
+        """Whether only the end can follow."""
         self._follow(input_ids)
         return self._matcher.is_stopped() and not self._openings.reached
 
@@ -93,7 +91,7 @@ class SchemaConstraint(LogitsProcessor):
             self._openings.feed(token)
             if self._openings.reached or self._matcher.is_stopped():
                 return
-            if self._openings.possible:  # the beginning of a text, which the schema may not know
+            if self._openings.possible:  # the schema may not allow the beginning of a text
                 self._broken |= not self._matcher.validate_tokens([token])
             if not self._broken:
                 self._matcher.consume_token(token)
@@ -104,10 +102,51 @@ class SchemaConstraint(LogitsProcessor):
             raise ConfigError(f"json_schema cannot be followed: {self._matcher.get_error()}")
 
 
+class Openings:
+    """Follows an answer's first tokens while it can still begin with one of the texts.
+
+    Attributes
+    ----------
+    possible
+        Whether the answer so far is a prefix of one of them.
+    reached
+        Whether the answer begins with one of them.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, texts: tuple[str, ...]) -> None:
+        self._tokenizer = tokenizer
+        self._texts = texts
+        self._ids: list[int] = []
+        self._begun = ""
+        self.possible = bool(texts)
+        self.reached = False
+
+    def feed(self, token: int) -> None:
+        """Add the answer's next token."""
+        if self.possible:
+            self._ids.append(token)
+            self._begun = str(self._tokenizer.decode(self._ids, skip_special_tokens=False))
+            self.reached = self._begun.startswith(self._texts)
+            self.possible = not self.reached and any(
+                text.startswith(self._begun) for text in self._texts
+            )
+
+    def tokens(self) -> list[int]:
+        """Return tokens that continue one of the texts."""
+        if not self.possible:
+            return []
+        rests = [text[len(self._begun) :] for text in self._texts if text.startswith(self._begun)]
+        begin = [self._tokenizer(rest, add_special_tokens=False)["input_ids"][0] for rest in rests]
+        for text, token in self._tokenizer.get_added_vocab().items():  # can extend beyond the texts
+            if any(text.startswith(rest) or rest.startswith(text) for rest in rests):
+                begin.append(token)
+        return begin
+
+
 def _wrapped(
     tokenizer: PreTrainedTokenizerBase, vocabulary: int, ends: tuple[int, ...]
 ) -> LLTokenizer:
-    """Return llguidance's form of a tokenizer, which takes a second to make, once for each."""
+    """Return llguidance's form of a tokenizer, cached since making it takes a second."""
     from llguidance.hf import from_tokenizer
 
     given: Any = tokenizer

@@ -1,9 +1,9 @@
-"""Prompt lookup decoding: drafts of what an answer may copy, as long as they pay.
+"""Prompt lookup decoding: drafts of copied tokens, as long as they pay.
 
-A draft is what stood behind the longest earlier occurrence of the last tokens, in the prompt or
-the answer; the latest of equally long ones. The next step computes it together with the last
-token, and the answer takes those of its tokens that the model draws itself. On a CPU a step over
-several tokens costs little more than one over a single token: it reads the weights once.
+A draft is the continuation of the longest earlier occurrence of the last tokens, in the prompt or
+the answer; the latest of equally long ones. The next step computes it together with the last token,
+and the answer accepts the tokens that the model draws too. On a CPU a step over several tokens
+costs little more than one over a single token, since it reads the weights once.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from ragkv.prompt.history import TokenHistory
 
 LONGEST = 15
 _SHARES = {1: 0.3, 2: 0.5, 3: 0.72, 8: 0.88}
-"""Share of tokens taken, by the length of the match, from 1, 2, 3 and 8 on: see docs/log.md."""
+"""Share of accepted tokens by the match's least length, see docs/log.md."""
 _PRIOR_TOKENS = 8
-"""So many tokens of an answer's own drafts weigh as much as the shares above."""
+"""Number of an answer's own drafted tokens that weigh as much as the shares above."""
 _COSTS, _ANSWER = {False: (1.25, 0.035), True: (1.15, 0.09)}, 0.25
 """Cost of a step over several tokens, and of each more token, by whether weights are quantised; of
 each more answer's attention. A step over a single token costs 1."""
 
 
 class Drafts:
-    """Proposes drafts for one answer; their length follows from what the answer took before.
+    """Proposes drafts for one answer, with a length that depends on earlier acceptance.
 
-    It maximises the tokens that a step is expected to yield over what the step costs. Clocks have
-    no part in it: the same prompt has the same steps, and so the same rounding, every time.
+    The length maximises a step's expected tokens over its cost. It does not depend on measured
+    times: the same prompt always has the same steps, and so the same rounding.
 
     Parameters
     ----------
@@ -36,7 +36,7 @@ class Drafts:
     proposed, accepted
         Tokens drafted and accepted so far.
     quantised
-        Whether the weights are: a step then takes less time, and each more token more of it.
+        Whether the weights are quantised, which changes the costs of a step.
     """
 
     def __init__(self, longest: int = LONGEST) -> None:
@@ -48,9 +48,9 @@ class Drafts:
         self._match = 1
 
     def propose(self, history: TokenHistory, room: int, answers: int = 1) -> list[int]:
-        """Return a draft of at most ``room`` tokens behind the history's last one.
+        """Return a draft of at most ``room`` tokens after the history's last one.
 
-        The step is one of ``answers`` answers.
+        ``answers`` is the number of answers in the step.
         """
         most = min(self._longest, room)
         at, lengths = history.occurrences()
@@ -63,14 +63,14 @@ class Drafts:
         return draft[: self._best_length(len(draft), answers)]
 
     def record(self, proposed: int, accepted: int) -> None:
-        """Count the last draft's tokens, and how many of them the answer took."""
+        """Count the last draft's tokens and the accepted ones."""
         self.proposed += proposed
         self.accepted += accepted
         self._taken[self._match] += accepted
-        self._tried[self._match] += min(accepted + 1, proposed)  # what follows a refusal is untried
+        self._tried[self._match] += min(accepted + 1, proposed)  # later ones are untried
 
     def _best_length(self, most: int, answers: int = 1) -> int:
-        """Return how many tokens yield most over this answer's part of the step's cost."""
+        """Return the number of tokens with the best yield over this answer's share of the cost."""
         share = self._taken[self._match] / self._tried[self._match]
         several, each = _COSTS[self.quantised]
         together = (several + _ANSWER * (answers - 1)) / answers

@@ -1,7 +1,7 @@
-"""Draw an answer by transformers' ``generate``, in ragkv's loop where the cache is ragkv's.
+"""Draw an answer by transformers' ``generate``, with ragkv's loop for models with reuse.
 
-``generate`` prepares logits processors and stopping criteria; the loop's steps repair the cache
-and verify drafts. transformers' own loop serves models without reuse.
+``generate`` prepares logits processors and stopping criteria; the loop's steps repair the cache and
+verify drafts. Models without reuse use transformers' own loop.
 """
 
 from __future__ import annotations
@@ -16,11 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from transformers import (
-    GenerationConfig,
-    LogitsProcessorList,
-    StoppingCriteriaList,
-)
+from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
 from transformers.generation.streamers import BaseStreamer
 
 from ragkv.answer.completion import FinishReason, TokenLogprobs
@@ -54,7 +50,7 @@ _RESET_FIELDS = (
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """An answer's tokens, and how they were drawn.
+    """An answer's tokens and its counts.
 
     Attributes
     ----------
@@ -65,14 +61,14 @@ class Drawn:
     steps
         The model's calls after the first token.
     drafted, accepted
-        Tokens of drafts, and how many of them the answer took.
+        Numbers of drafted and accepted tokens.
     blocks, blocks_read
-        Blocks of the context that steps with sparse attention could read, and those that they read.
+        Numbers of the context's blocks that sparse attention could read, and that it read.
     finish_reason
         ``"stop"``: an end-of-sequence token, a stop token, a stop text or the listener's end;
-        ``"length"``: as many tokens as were allowed; ``"cancelled"``.
+        ``"length"``: the most tokens allowed; ``"cancelled"``.
     logprobs
-        The tokens' log-probabilities, where they were asked for.
+        The tokens' log-probabilities, if requested.
     """
 
     token_ids: list[int]
@@ -121,9 +117,9 @@ def draw(
     Parameters
     ----------
     steps
-        Computes the tokens. None leaves that, and the prompt, to transformers' own loop.
+        Computes the prompt and the tokens; None uses transformers' own loop.
     listener
-        Hears the tokens.
+        Receives the tokens.
     cancelled
         Called after every token; True ends the generation.
     """
@@ -221,7 +217,7 @@ def _reset_fields(loaded: LoadedModel) -> dict[str, None]:
 
 
 def generation_config(loaded: LoadedModel, config: DecodeConfig) -> GenerationConfig:
-    """The model's own generation configuration with the request's settings on top."""
+    """Return the model's generation configuration with the request's settings."""
     base: Any = copy.deepcopy(loaded.model.generation_config)
     sampling = config.temperature > 0
     base.update(
@@ -244,7 +240,7 @@ def generation_config(loaded: LoadedModel, config: DecodeConfig) -> GenerationCo
     )
     eos = base.eos_token_id
     ends = eos if isinstance(eos, list) else [eos] if eos is not None else []
-    if config.ignore_eos and ends:  # None would be filled in again: an id that no token has
+    if config.ignore_eos and ends:  # an unused id, since transformers would replace None
         ends = [config_of(loaded.model).vocab_size]
     base.eos_token_id = [*ends, *config.stop_token_ids] or None
     if base.pad_token_id is None and eos is not None:

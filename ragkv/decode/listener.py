@@ -1,4 +1,4 @@
-"""What hears an answer's tokens while they are drawn."""
+"""Listeners to an answer's tokens as they are drawn."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from ragkv.answer.completion import TokenLogprobs
 
 @dataclass(slots=True, eq=False)
 class Progress:
-    """An answer under way: tokens of its prompt, tokens drawn, and their log-probabilities.
+    """Counts of a running answer's prompt and tokens, and the tokens' log-probabilities.
 
-    ``chunks`` are the known chunks in the prompt, there before the first token.
+    ``chunks`` are the prompt's known chunks, set before the first token.
     """
 
     prompt_tokens: int = 0
@@ -34,9 +34,9 @@ class Listener(BaseStreamer):
     on_token
         Called with every new token id as it is drawn.
     progress
-        What is counted and recorded, before ``on_token``.
+        Updated with each token, before ``on_token``.
     top
-        How many of the most probable tokens are recorded with each; None records none.
+        Number of most probable tokens to record with each token; None records nothing.
     ends
         Called after every token; True ends the answer.
     """
@@ -58,7 +58,7 @@ class Listener(BaseStreamer):
         self.ends = ends
 
     def begin(self) -> None:
-        """Expect the prompt: an answer that has no token yet may be begun again."""
+        """Expect the prompt: an answer without a token can start again."""
         self._prompt_seen = False
 
     def put(self, value: torch.Tensor) -> None:
@@ -81,7 +81,7 @@ class Listener(BaseStreamer):
 
 
 class LastScores(LogitsProcessor):
-    """Keeps the scores that the next token is drawn from, and leaves them as they are."""
+    """Keeps the scores that the next token is drawn from, unchanged."""
 
     def __init__(self) -> None:
         self._row: torch.Tensor | None = None
@@ -92,7 +92,7 @@ class LastScores(LogitsProcessor):
         return scores
 
     def logprobs_of(self, token: int, top: int) -> TokenLogprobs:
-        """Return the record of a token that was drawn from the last scores.
+        """Return the log-probabilities of a token drawn from the last scores.
 
         Raises
         ------

@@ -15,10 +15,10 @@ from ragkv.decode.steps import Steps
 
 
 class SeededSampling(LogitsProcessor):
-    """Draws each token with its own generator, and gives all others a score of -inf.
+    """Draws each token with its own generator, and sets the scores of all others to -inf.
 
-    It has to be the last processor. torch's generators belong to the whole process, and other
-    threads draw from them. This one is a CPU generator: a seed draws the same on every device.
+    It must be the last processor. torch's generators are shared by all threads. This one is on the
+    CPU, so a seed gives the same tokens on every device.
     """
 
     def __init__(self, seed: int) -> None:
@@ -37,18 +37,18 @@ class SeededSampling(LogitsProcessor):
 class Loop:
     """Draws one answer as transformers' loop does, from steps over one or several tokens.
 
-    Every token is drawn from the model's scores after the tokens before it. Where it is the
-    draft's token, the step's next row continues from it, so drafts change the number of steps
-    alone: this is speculative sampling (arXiv 2302.01318) for drafts without probabilities.
+    Every token is drawn from the model's scores after the tokens before it. If it is the draft's
+    token, the step's next row continues from it. Drafts change only the number of steps: this is
+    speculative sampling (arXiv 2302.01318) for drafts without probabilities.
 
     Attributes
     ----------
     seeded
-        The last logits processor; None samples from torch's own generator, or takes the best.
+        The last logits processor; None samples from torch's generator, or takes the best token.
     count
         Steps after the prompt's.
     begun
-        How often ``generate`` called it.
+        Number of calls by ``generate``.
     """
 
     steps: Steps
@@ -98,9 +98,9 @@ class Loop:
         return input_ids
 
     def _room(self, config: GenerationConfig) -> int:
-        """Return how many tokens may follow the last one in the next step.
+        """Return the room for a draft in the next step.
 
-        No step computes tokens on both sides of the position at which the rotary table changes.
+        No step crosses the position at which the rotary table changes.
         """
         length, limit = len(self.steps.history), self.steps.position_limit
         room = int(config.max_length) - length - 1
@@ -108,7 +108,7 @@ class Loop:
 
 
 def _drawn(scores: torch.Tensor, *, sampling: bool) -> torch.Tensor:
-    """Return a token ``[1, 1]`` of ``[1, vocab]`` scores."""
+    """Draw a token ``[1, 1]`` from ``[1, vocab]`` scores."""
     if sampling:
         return torch.multinomial(torch.softmax(scores, dim=-1), 1)
     return scores.argmax(dim=-1, keepdim=True)

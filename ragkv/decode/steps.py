@@ -24,8 +24,8 @@ Take = Callable[[torch.Tensor], Sequence[int] | None]
 class Steps:
     """Computes the tokens of one answer, one or several in a step.
 
-    A step is a pass over scattered rows: the answer's tokens and, with ``copies``, the stale
-    tokens that the answer is about to copy. It runs together with those of other answers.
+    A step is a pass over scattered rows: the answer's tokens and, with ``copies``, the stale tokens
+    that the answer is about to copy. It is computed together with other answers' steps.
 
     Parameters
     ----------
@@ -34,14 +34,14 @@ class Steps:
     cache
         The prompt's cache.
     first
-        Computes what is left of the prompt, and returns the logits after it, ``[vocab]`` float32;
-        the caller has the model.
+        Computes the rest of the prompt and returns the logits after it, ``[vocab]`` float32; the
+        caller has the model.
     copies
-        What the steps repair; None for nothing.
+        Copy repair, or None.
     sparse
-        What the steps read of the context; None for everything.
+        Sparse attention of the steps; None for full attention.
     prefilled
-        Called after ``first``: the caller may let go of the model.
+        Called after ``first``, when the caller can release the model.
     """
 
     def __init__(
@@ -85,8 +85,8 @@ class Steps:
         take
             Called with the logits after the prompt, ``[1, vocab]`` float32, and with those after
             each token of a step, ``[tokens, vocab]``. Appends what it draws to the history, and
-            returns a draft of the tokens after it, of which the step may take the first ones
-            alone; None ends the answer.
+            returns a draft of the tokens after it, of which the step can use fewer; None ends the
+            answer.
         """
         logits = self._first()[None]
         subset = self._next(take, logits)
@@ -95,7 +95,7 @@ class Steps:
             self._batch.run(self._loaded, subset, partial(self._next, take))
 
     def _next(self, take: Take, logits: torch.Tensor) -> SubsetPass | None:
-        """Draw, and return the pass over the history's last token and the draft."""
+        """Draw tokens; return the pass over the last token and the draft."""
         draft = take(logits)
         if draft is None:
             return None

@@ -9,20 +9,21 @@ from ragkv.config import DecodeConfig
 from ragkv.model.loaded import LoadedModel
 
 _MARGIN = 8
-"""Tokens before a stop text that may change how it decodes, or decode to nothing."""
+"""Tokens before a stop text that can affect its decoding, or decode to nothing."""
 
 
 def stops_of(loaded: LoadedModel, config: DecodeConfig) -> tuple[str, ...]:
     """Return the texts that end an answer: the request's, and those of the model's config."""
     own = getattr(loaded.model.generation_config, "stop_strings", None) or ()
-    return tuple(dict.fromkeys([*config.stops, *((own,) if isinstance(own, str) else own)]))
+    own = (own,) if isinstance(own, str) else own
+    return tuple(dict.fromkeys([*config.stops, *own]))
 
 
 class StopTexts:
     """Detects one of the texts at the end of the answer.
 
-    transformers' own criterion also matches the prompt, and prepares the whole vocabulary for
-    every call.
+    transformers' own criterion also matches the prompt, and prepares the whole vocabulary for every
+    call.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, texts: tuple[str, ...]) -> None:
@@ -32,9 +33,9 @@ class StopTexts:
         self._tail = max((len(text.encode()) for text in texts), default=0) + _MARGIN
 
     def reached(self, answer: torch.Tensor) -> bool:
-        """Whether the answer's last token, of those in ``answer`` ``[tokens]``, completes one.
+        """Whether the last token of ``answer`` ``[tokens]`` completes a stop text.
 
-        A special token is matched both by its name and as an empty text.
+        A special token counts both as its name and as an empty text.
         """
         if not self._texts:
             return False

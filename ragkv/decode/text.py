@@ -1,4 +1,4 @@
-"""From tokens to text, piece by piece: whole characters, and nothing past a stop."""
+"""Incremental decoding of tokens to text, in whole characters and up to a stop text."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ _CONTEXT, _DECODED_AGAIN = 8, 64
 class TextPieces:
     """Decodes tokens to text incrementally.
 
-    Text that may still change is withheld: bytes of an unfinished character, a run of
-    byte-fallback tokens, and the beginning of a stop text. Only the last tokens are decoded again
-    with each new one.
+    Text that can still change is withheld: bytes of an incomplete character, a run of byte-fallback
+    tokens, and the beginning of a stop text. Only the last tokens are decoded again with each new
+    one.
 
     Parameters
     ----------
     stop
         Texts that end the answer and are not part of it.
     keep
-        Names of special tokens that are text here.
+        Names of special tokens to include in the text.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class TextPieces:
         self._known = 0  # characters of theirs that are settled
 
     def feed(self, token: int) -> str:
-        """Return the new text that is certain now."""
+        """Add a token; return the text that cannot change any more."""
         self._ids.append(token)
         if token not in self._hidden:
             self._is_in_run = self._bytes.fallback(token) is not None
@@ -62,9 +62,9 @@ class TextPieces:
         return self._emit(text[: len(text) - _withheld(text, self._stop)])
 
     def _settle(self, text: str) -> None:
-        """Stop decoding the tokens of this text again, but for the last ones: a context."""
+        """Stop decoding this text's tokens again, except the last ones for context."""
         behind = self._decoded(self._ids[-_CONTEXT:])
-        if behind and text.endswith(behind):  # special tokens alone decode to nothing
+        if behind and text.endswith(behind):  # special tokens decode to nothing
             self._settled, self._known = text, len(behind)
             self._last = len(self._ids) - _CONTEXT
 
@@ -73,7 +73,7 @@ class TextPieces:
         return self._emit(self.text())
 
     def text(self) -> str:
-        """The whole answer so far, cut at the first stop text."""
+        """Return the whole answer so far, cut at the first stop text."""
         return self._until_stop(self._decoded(self._ids))
 
     @property
@@ -98,7 +98,7 @@ class TextPieces:
 
 
 def _withheld(text: str, stops: tuple[str, ...]) -> int:
-    """Length of the longest tail of ``text`` that begins one of the stop texts."""
+    """Return the length of the longest tail of ``text`` that begins a stop text."""
     return max(
         (
             length

@@ -59,7 +59,7 @@ def with_cut_off(
     report: ReuseReport, calls: tuple[InvalidToolCall, ...]
 ) -> tuple[ReuseReport, tuple[InvalidToolCall, ...]]:
     """Say in a report, and in the last call, that the answer was cut off; log it once."""
-    error = str(CutOffError(report.completion_tokens))
+    error = str(CutOffError(report.decode.tokens))
     if not _told:
         _told.append(error)
         _log.warning("%s", error)
@@ -81,9 +81,8 @@ class AnswerText:
     text
         All of it, once it is finished.
     tool_calls, invalid_tool_calls
-        What the answer calls, where the prompt has tools. What is cut off before a tool's name or
-        its arguments, or names a tool that is not allowed, is text, and nothing where the answer
-        had to be a call.
+        The answer's calls, where the prompt has tools. A call that is cut off before its
+        arguments, or names a tool that is not allowed, is text.
     """
 
     def __init__(
@@ -125,8 +124,7 @@ class AnswerText:
         self._unread = [call for call in found if not self._is_call(call, cut_off=cut_off)]
         calls = [call for call in found if call not in self._unread]
         calls = calls[: 1 if self._one_call else None]
-        if self._calls.format is not None:
-            self.text = "\n".join(filter(None, [self.text, *map(_written, self._unread)]))
+        self.text = "\n".join(filter(None, [self.text, *map(_written, self._unread)]))
         self.tool_calls = tuple(call for call in calls if isinstance(call, ToolCall))
         invalid = (call for call in calls if isinstance(call, InvalidToolCall))
         self.invalid_tool_calls = tuple(invalid)

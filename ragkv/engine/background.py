@@ -22,7 +22,7 @@ from ragkv.history.history import History
 from ragkv.history.versions import Versions
 from ragkv.ingest.corpus import Corpus
 from ragkv.ingest.encode import encode_missing
-from ragkv.model.out_of_memory import is_out_of_memory, release_calls
+from ragkv.model.memory import is_out_of_memory, release_calls
 from ragkv.model.pool import Pool
 from ragkv.prompt.tokens import Tokens
 

@@ -42,7 +42,7 @@ from ragkv.model.linear import arithmetic_of
 from ragkv.model.load import load_model
 from ragkv.model.loaded import LoadedModel, ReusableModel
 from ragkv.model.lock import lock_of
-from ragkv.model.out_of_memory import typed_memory_errors
+from ragkv.model.memory import typed_memory_errors
 from ragkv.prompt.chat import prompt_of
 from ragkv.prompt.messages import Message
 from ragkv.prompt.render import Prompt, render, template_head

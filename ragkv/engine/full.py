@@ -14,9 +14,9 @@ from transformers.cache_utils import Cache
 from ragkv.attend.blocks import blocks_for
 from ragkv.config import DecodeConfig, ReuseConfig
 from ragkv.decode.batch import batch_of
-from ragkv.decode.full import full_prefill, prefill_into
 from ragkv.decode.generate import Drawn, draw
 from ragkv.decode.listener import Listener
+from ragkv.decode.prefill import full_prefill, prefill_into
 from ragkv.decode.steps import Steps
 from ragkv.engine.plan import Located, Plan, Spliced
 from ragkv.engine.remote import RemoteAnswer
@@ -24,8 +24,7 @@ from ragkv.engine.request import Request
 from ragkv.engine.requests import RequestQueue, Turn
 from ragkv.errors import ConfigError, PromptTooLongError
 from ragkv.model.loaded import LoadedModel, ReusableModel, require_reusable
-from ragkv.model.out_of_memory import is_out_of_memory, release_calls
-from ragkv.model.room import lack_of_memory
+from ragkv.model.memory import is_out_of_memory, lack_of_memory, release_calls
 from ragkv.prompt.chat import TokenIds
 from ragkv.prompt.render import render
 from ragkv.prompt.token_bytes import read_ids

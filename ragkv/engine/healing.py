@@ -41,7 +41,7 @@ from ragkv.prompt.tokens import IntArray, Tokens, tokenize
 from ragkv.splice.buffer import SplicedCache
 from ragkv.splice.layout import Layout, lay_out
 from ragkv.splice.place import splice
-from ragkv.store.versions.version import PathSpan, Version, context_impact, digest_of_path
+from ragkv.store.version import PathSpan, Version, context_impact, digest_of_path
 
 Paid = npt.NDArray[np.float64]
 MOST_RUNS = 512

@@ -15,7 +15,7 @@ Done = TypeVar("Done")
 
 
 class PassesBesideRequests:
-    """Runs passes of one model; a :class:`ragkv.model.passes.Passes`."""
+    """Runs passes of one model; a :class:`ragkv.chunk.encode.Passes`."""
 
     def __init__(self, loaded: ReusableModel) -> None:
         self._loaded = loaded

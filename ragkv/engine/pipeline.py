@@ -30,7 +30,7 @@ from ragkv.history.node import Rows
 from ragkv.history.versions import Versions
 from ragkv.ingest.corpus import Corpus
 from ragkv.model.loaded import ReusableModel
-from ragkv.model.out_of_memory import is_out_of_memory, release_calls, release_unused
+from ragkv.model.memory import is_out_of_memory, release_calls, release_unused
 from ragkv.prompt.tokens import IntArray
 from ragkv.recompute.repair import Repair
 from ragkv.select import Scene
@@ -39,8 +39,8 @@ from ragkv.select.choose import choose
 from ragkv.splice.buffer import SplicedCache, spare_rows
 from ragkv.splice.layout import Layout, exact_prefix, lay_out
 from ragkv.splice.place import splice
-from ragkv.store.base import Found
 from ragkv.store.entry.lazy import CorruptEntryError, LazyKV, ReadAhead
+from ragkv.store.types import Found
 
 _log = logging.getLogger(__name__)
 _SHOWN_TOKENS = 8
@@ -263,7 +263,6 @@ class Pipeline(FullPrefill):
                 loaded=self._model,
                 cache=spliced.cache,
                 auxiliary=partial(self._auxiliary, config),
-                seed=config.seed,
             )
             choice = choose(method, scene, config)
             rows = np.union1d(layout.fresh, choice.positions)

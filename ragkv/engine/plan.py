@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,12 +17,12 @@ from ragkv.prompt.find import Span
 from ragkv.prompt.render import Rendered
 from ragkv.prompt.tokens import IntArray, Tokens
 from ragkv.recompute.repair import Repair
-from ragkv.report.account import ChunkUse, Miss, ReuseReport, Source
+from ragkv.report.account import ChunkUse, Decoding, Miss, PromptTokens, ReuseReport, Source
 from ragkv.report.trace import Trace
 from ragkv.select.choose import Choice
 from ragkv.splice.buffer import SplicedCache
 from ragkv.splice.layout import Layout, Origin, lay_out
-from ragkv.store.versions.version import PlacedVersion
+from ragkv.store.version import PlacedVersion
 
 Account = tuple[tuple[Miss, ...], tuple[str, ...]]
 """The chunks that were not reused, and the warnings on them."""
@@ -186,28 +185,30 @@ def report_of(
     copies = plan.repair.copies
     return ReuseReport(
         method=request.method.name,
-        prompt_tokens=len(plan.ids),
-        sink_tokens=sink,
-        reused_tokens=reused,
-        recomputed_tokens=recomputed,
-        fresh_tokens=fresh,
-        former_exact_tokens=exact,
-        former_repaired_tokens=repaired,
-        version_tokens=version,
         recompute_ratio=request.config.recompute_ratio,
         effective_ratio=recomputed / max(1, len(plan.spliced.layout.cached)),
-        choice=plan.choice.reason,
         ttft_s=ttft,
+        tokens=PromptTokens(
+            sink=sink,
+            history_exact=exact,
+            history_repaired=repaired,
+            reused=reused,
+            version=version,
+            recomputed=recomputed,
+            fresh=fresh,
+            exact=_exact_tokens(plan),
+            ahead=0 if copies is None else copies.repaired,
+            handed_over=0 if request.remote is None else request.remote.handed_over,
+        ),
+        decode=Decoding() if drawn is None else _decoding(drawn),
         steps={**steps, "first_token": ttft - sum(steps.values())},
         chunks=_uses(plan, origin),
         misses=account[0],
         positions=origin.tobytes(),
         warnings=(*plan.spliced.warnings, *account[1]),
         dtype=dtype,
-        **({} if drawn is None else _decoding(drawn)),
-        **({} if request.remote is None else request.remote.told),
-        ahead_tokens=0 if copies is None else copies.repaired,
-        exact_tokens=_exact_tokens(plan),
+        choice=plan.choice.reason,
+        not_loaded="" if request.remote is None else request.remote.not_loaded,
         trace=Trace(
             plan.located.text,
             plan.located.tokens.offsets,
@@ -233,19 +234,16 @@ def _exact_tokens(plan: Plan) -> int:
     return max(layout.exact, 0 if layout.former is None else layout.former.exact)
 
 
-def _decoding(drawn: Drawn) -> dict[str, Any]:
-    """Return the report's fields on an answer."""
-    later, seconds = len(drawn.token_ids) - 1, drawn.last_token_at - drawn.first_token_at
-    return {
-        "completion_tokens": len(drawn.token_ids),
-        "decode_s": seconds,
-        "ms_per_token": 1e3 * seconds / max(1, later),
-        "tokens_per_step": later / max(1, drawn.steps),
-        "drafted_tokens": drawn.drafted,
-        "accepted_tokens": drawn.accepted,
-        "blocks": drawn.blocks,
-        "blocks_read": drawn.blocks_read,
-    }
+def _decoding(drawn: Drawn) -> Decoding:
+    return Decoding(
+        tokens=len(drawn.token_ids),
+        seconds=drawn.last_token_at - drawn.first_token_at,
+        steps=drawn.steps,
+        drafted=drawn.drafted,
+        accepted=drawn.accepted,
+        blocks=drawn.blocks,
+        blocks_read=drawn.blocks_read,
+    )
 
 
 def _scores(plan: Plan) -> npt.NDArray[np.float32]:

@@ -1,9 +1,9 @@
-"""Decoding in another process: what the engine asks of it."""
+"""Decoding in another process: the interface that the engine calls."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Protocol
 
 from ragkv.config import DecodeConfig
 from ragkv.decode.generate import Drawn
@@ -14,12 +14,18 @@ from ragkv.prompt.tokens import IntArray
 
 
 class RemoteAnswer(Protocol):
-    """An answer that another process decodes; ``told`` are the report's fields on it.
+    """An answer that another process decodes.
 
-    Its methods raise ServerError where the process cannot be reached, or has another model.
+    Its methods raise ServerError if the process cannot be reached, or has a different model.
+
+    Attributes
+    ----------
+    handed_over, not_loaded
+        The report's fields of these names, final when :meth:`draw` returns.
     """
 
-    told: dict[str, Any]
+    handed_over: int
+    not_loaded: str
 
     def hand_over(self, ids: IntArray, compute: Callable[[], Rows]) -> bool:
         """Give the rows of the prompt's first tokens; False where they are not even computed."""

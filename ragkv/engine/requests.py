@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from ragkv.model.loaded import LoadedModel, ReusableModel
 from ragkv.model.lock import ModelLock
-from ragkv.model.room import room_for_kv
+from ragkv.model.memory import room_for_kv
 
 _MAX_OVERTAKEN = 2
 """No request is overtaken more often by better cached ones (RAGCache, section 5.3)."""

@@ -29,8 +29,8 @@ from ragkv.model.lock import lock_of
 from ragkv.model.memory import default_history
 from ragkv.report.account import PrecomputeReport
 from ragkv.select import Method
-from ragkv.store.base import TierUse
 from ragkv.store.chunk_store import ChunkStore
+from ragkv.store.types import TierUse
 
 
 @dataclass(frozen=True, slots=True, eq=False)

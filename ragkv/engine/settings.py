@@ -11,11 +11,11 @@ import torch
 from ragkv.config import DecodeConfig, ReuseConfig, StoreConfig
 from ragkv.config.checks import check_number, check_text, check_whole
 from ragkv.errors import ConfigError
+from ragkv.model.folders import check_place
 from ragkv.model.load import check_device
 from ragkv.model.memory import default_history
-from ragkv.model.place import check_place
 from ragkv.select import method_of
-from ragkv.store.tiers.memory import MemoryTier
+from ragkv.store.tiers.tier import MemoryTier
 
 
 def check_limits(max_running: int | None, kv_bytes: int | None) -> None:

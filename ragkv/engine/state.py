@@ -8,7 +8,7 @@ from ragkv.answer.engine import ModelInfo
 from ragkv.engine.requests import RequestQueue
 from ragkv.engine.reuse import Reuse
 from ragkv.model.loaded import LoadedModel
-from ragkv.store.base import TierUse
+from ragkv.store.types import TierUse
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from ragkv.config import MEMORY, ReuseConfig
-from ragkv.decode.full import full_prefill, rounding_kl
+from ragkv.decode.prefill import full_prefill, rounding_kl
 from ragkv.engine.passes import PassesBesideRequests
 from ragkv.engine.pipeline import Pipeline
 from ragkv.engine.plan import Plan
@@ -25,7 +25,7 @@ from ragkv.model.linear import in_float32
 from ragkv.model.load import without_reuse
 from ragkv.model.loaded import LoadedModel, ReusableModel
 from ragkv.model.lock import lock_of
-from ragkv.model.out_of_memory import is_out_of_memory
+from ragkv.model.memory import is_out_of_memory
 from ragkv.model.quantised import INT4_ROWS
 from ragkv.model.rope_probe import KeyProbe
 from ragkv.model.rotary import rotate, unrotate

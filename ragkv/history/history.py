@@ -19,7 +19,7 @@ from ragkv.model.fingerprint import Fingerprint
 from ragkv.model.loaded import ReusableModel
 from ragkv.prompt.spelled import EDGE, Speller
 from ragkv.prompt.tokens import IntArray
-from ragkv.store.base import TierUse
+from ragkv.store.types import TierUse
 
 MOST_DROPPED = 256
 """Deletions in memory: prompts that began before an earlier deletion leave nothing."""

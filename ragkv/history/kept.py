@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ragkv.model.fingerprint import Fingerprint
-from ragkv.store.versions.version import NO_CONTEXT, Version
+from ragkv.store.version import NO_CONTEXT, Version
 
 VERSIONS_PER_CHUNK = 5
 """M: at most so many versions of one chunk."""

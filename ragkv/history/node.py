@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ragkv.model.memory import uninitialised
+from ragkv.model.workspace import uninitialised
 from ragkv.prompt.tokens import IntArray
 
 Rows = tuple[torch.Tensor, torch.Tensor]

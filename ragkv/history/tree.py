@@ -25,8 +25,8 @@ from ragkv.history.node import (
     copy_rows,
 )
 from ragkv.model.fingerprint import Fingerprint
-from ragkv.model.memory import uninitialised
-from ragkv.model.out_of_memory import is_out_of_memory
+from ragkv.model.memory import is_out_of_memory
+from ragkv.model.workspace import uninitialised
 from ragkv.prompt.tokens import IntArray
 from ragkv.store.tiers.pgdsf import PGDSF
 

@@ -21,10 +21,10 @@ from ragkv.history.node import Rows
 from ragkv.model.fingerprint import Fingerprint
 from ragkv.model.loaded import ReusableModel
 from ragkv.prompt.tokens import IntArray
-from ragkv.store.base import TierUse
 from ragkv.store.chunk_store import ChunkStore
-from ragkv.store.versions.stored import StoredVersions
-from ragkv.store.versions.version import PlacedVersion, Version, digest_of_path
+from ragkv.store.stored_versions import StoredVersions
+from ragkv.store.types import TierUse
+from ragkv.store.version import PlacedVersion, Version, digest_of_path
 
 _log = logging.getLogger(__name__)
 
@@ -94,7 +94,7 @@ class Versions:
             version, overhead = taken
             rows = self._rows_of(version)
             if rows is not None:
-                return PlacedVersion(version, rows, overhead)
+                return PlacedVersion.of(version, rows, overhead)
             self.kept.discard(version)
         return None
 

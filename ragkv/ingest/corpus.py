@@ -8,18 +8,18 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeVar
 
+from ragkv.chunk.encode import Passes
 from ragkv.chunk.kv import ChunkKV, LayeredKV
 from ragkv.chunk.sinks import Sink, Sinks
 from ragkv.errors import StoreError
 from ragkv.ingest.arguments import check_chunk
 from ragkv.model.loaded import ReusableModel
-from ragkv.model.passes import Passes
 from ragkv.model.pool import Pool
 from ragkv.prompt.find import ChunkFinder, Span
-from ragkv.store.base import Found
 from ragkv.store.chunk_store import ChunkStore
 from ragkv.store.not_stored import NotStored
 from ragkv.store.tiers.rates import LEAST_TOKENS, Rate, is_slower
+from ragkv.store.types import Found
 
 _log = logging.getLogger(__name__)
 _REMOTE_REQUESTS = 16

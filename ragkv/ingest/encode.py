@@ -23,7 +23,7 @@ from ragkv.prompt.tokens import Tokens, encode_behind
 from ragkv.report.account import PrecomputeReport
 from ragkv.report.ingestion_progress import IngestionProgress
 from ragkv.report.plural import count
-from ragkv.store.base import Terms, has_expired
+from ragkv.store.types import Terms, has_expired
 
 _log = logging.getLogger(__name__)
 TokenizedChunk = tuple[str, Tokens]

@@ -11,8 +11,8 @@ from ragkv.errors import StoreFullError
 from ragkv.model.loaded import ReusableModel
 from ragkv.report.ingestion_progress import IngestionProgress, readable, say
 from ragkv.report.plural import count
-from ragkv.store.base import Room
 from ragkv.store.entry.codecs import codec_of
+from ragkv.store.types import Room
 
 _BESIDE_TENSORS = 12
 """Bytes of a token's id and its two offsets."""
@@ -52,7 +52,7 @@ class IngestionSize:
     ) -> IngestionProgress:
         """Say the size and return the progress, of ``total`` chunks with the known ones.
 
-        ``seconds`` are what the new ones take, where that is known.
+        ``seconds`` is the estimated time for the new ones; None before the first measurement.
 
         Raises
         ------
@@ -62,8 +62,10 @@ class IngestionSize:
         if self.lengths:
             self._require(room)
         if self.lengths and show_progress is not False:
-            about = "" if seconds is None else f"; about {tqdm.format_interval(seconds)}"
-            say(self._to_line(room) + about)
+            time_left = (
+                "estimating" if seconds is None else f"about {tqdm.format_interval(seconds)}"
+            )
+            say(f"{self._to_line(room)}; time left: {time_left}")
         return IngestionProgress(self.lengths, total - len(self.lengths), show=show_progress)
 
     def _to_line(self, room: Room | None) -> str:

@@ -14,7 +14,7 @@ from ragkv.model.rotary import RopeKind
 VERIFIED = frozenset(
     {"llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3_text", "gpt_oss", "phi3"}
 )
-"""Types of transformers' own models whose exactness the test suite proves."""
+"""Types of transformers' own models whose exactness the test suite verifies."""
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 _NO_WINDOW = frozenset({"llama"})
@@ -55,7 +55,7 @@ class Architecture:
         return 2 * self.layers * self.kv_heads * self.head_dim
 
     def is_beyond(self, tokens: int) -> bool:
-        """Whether a sequence of so many tokens is rotated by the table behind the limit."""
+        """Whether a sequence of this length uses the table after the limit."""
         return self.position_limit is not None and tokens > self.position_limit
 
 
@@ -65,20 +65,20 @@ def backbone_of(model: PreTrainedModel) -> Any:
 
 
 def config_of(model: PreTrainedModel) -> PretrainedConfig:
-    """Return the decoder stack's configuration, which is a part of a multimodal model's."""
+    """Return the decoder stack's configuration, a part of a multimodal model's."""
     config: PretrainedConfig = getattr(backbone_of(model), "config", model.config)
     return config
 
 
 def attention_of(layer: Any) -> Any:
-    """Return a layer's attention module; None where it has none."""
+    """Return a layer's attention module, or None."""
     return getattr(layer, "self_attn", None) or getattr(layer, "attention", None)  # GPT-NeoX
 
 
 def is_verified(model: PreTrainedModel) -> bool:
-    """Whether the test suite covers such models; others are probed when they are loaded.
+    """Whether the test suite covers models of this family; others are probed at loading.
 
-    Remote code counts as another family, whatever model type it has.
+    Remote code is another family, whatever its model type.
     """
     backbone = backbone_of(model)
     parts = (model, backbone, *map(attention_of, backbone.layers[:1]))
@@ -119,7 +119,7 @@ def describe(model: PreTrainedModel) -> Architecture:
 
 
 def known_positions(config: PretrainedConfig) -> int | None:
-    """Return the number of positions that a configuration declares; None if it does not.
+    """Return the number of positions that a configuration declares, or None.
 
     ``yarn`` and ``linear`` stretch the rope by a factor, which is often not in
     ``max_position_embeddings`` (Qwen2.5 documents YaRN so).
@@ -135,7 +135,7 @@ def known_positions(config: PretrainedConfig) -> int | None:
 
 
 def _window(config: PretrainedConfig) -> int | None:
-    """Return the window of the layers that have one."""
+    """Return the window of sliding layers, or None."""
     window: int | None = getattr(config, "sliding_window", None)
     if config.model_type in _NO_WINDOW:
         if window is not None and window < config.max_position_embeddings:
@@ -149,7 +149,7 @@ def _window(config: PretrainedConfig) -> int | None:
 
 
 def _layer_kinds(config: PretrainedConfig) -> tuple[str, ...]:
-    """Per layer, full or sliding attention; models without a list have one kind."""
+    """Return full or sliding attention for each layer."""
     kinds = getattr(config, "layer_types", None)
     if kinds is None or config.model_type in _NO_WINDOW | _ONE_WINDOW:
         return (FULL if _window(config) is None else SLIDING,) * int(config.num_hidden_layers)
@@ -179,7 +179,7 @@ def _rope(config: PretrainedConfig) -> tuple[bool, int | None]:
 
 
 def _refuse_foreign_mechanisms(model: PreTrainedModel, config: PretrainedConfig) -> None:
-    """Raise for everything that the rotation and the subset pass do not reproduce."""
+    """Raise for mechanisms that the rotation and the subset pass do not reproduce."""
     if getattr(config, "is_encoder_decoder", False):
         raise _unsupported("an encoder and a decoder")
     if getattr(config, "kv_lora_rank", None):

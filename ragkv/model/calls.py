@@ -1,9 +1,10 @@
-"""Calls of a model over a cache, whatever this version of transformers calls the argument."""
+"""Calls of a model over a cache, in any supported version of transformers."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
 from typing import Any
 
@@ -14,13 +15,13 @@ from transformers.cache_utils import Cache
 from ragkv.errors import UnsupportedModelError
 
 _NAMES = ("cache", "past_key_values", "cache_params")
-"""Since transformers 5.24, and before; of recurrent models before."""
+"""Names since transformers 5.24, before it, and for recurrent models before it."""
 
 
 def cache_argument(model: PreTrainedModel, cache: Cache) -> dict[str, Cache]:
-    """Return a cache as the keyword argument of the model's call.
+    """Return a cache as a keyword argument of the model's call.
 
-    See that the model used it by :func:`require_used`.
+    Check by :func:`require_used` that the model used it.
     """
     kind: Any = type(model)
     return {_name(kind): cache}
@@ -32,7 +33,9 @@ def _name(kind: Any) -> str:
         for name in _NAMES:
             if name in inspect.signature(takes).parameters:
                 return name
-    raise UnsupportedModelError(f"{kind.__name__} takes no cache that is known. {_version()}")
+    raise UnsupportedModelError(
+        f"{kind.__name__} takes no cache argument that ragkv knows. {_version()}"
+    )
 
 
 def cache_in(values: Mapping[str, Any]) -> Any:
@@ -40,26 +43,35 @@ def cache_in(values: Mapping[str, Any]) -> Any:
     return next((values[name] for name in _NAMES if name in list(values)), None)
 
 
-def require_used(done: int, wanted: int, what: str) -> None:
-    """Raise UnsupportedModelError unless a model did with what it was given all that it should.
+def decoding_experts(model: PreTrainedModel, rows: int) -> AbstractContextManager[None]:
+    """Compute experts for one row as transformers' decoding does, for several as its prefill."""
+    if rows != 1:
+        return nullcontext()
+    switch: Any = model
+    own: AbstractContextManager[None] = switch._optimize_model_for_decode()  # noqa: SLF001
+    return own
 
-    A model takes an argument that it does not know, and never looks at it; a hook under a name
-    that is no more is never called. What is computed then is wrong.
+
+def require_used(done: int, required: int, what: str) -> None:
+    """Raise UnsupportedModelError unless the model used its arguments as often as required.
+
+    A model silently ignores an unknown argument, and never calls a hook whose name has changed; its
+    results are then wrong.
 
     Parameters
     ----------
-    done, wanted
+    done, required
         Numbers of rows, layers or calls.
     what
-        What was counted.
+        Description of what was counted.
     """
-    if done != wanted:
-        raise UnsupportedModelError(f"{what}: {done} instead of {wanted}. {_version()}")
+    if done != required:
+        raise UnsupportedModelError(f"{what}: {done} instead of {required}. {_version()}")
 
 
 def _version() -> str:
     return (
-        "ragkv and this model understand each other no longer, or transformers "
-        f"{transformers.__version__} is none that ragkv was tested with: install one that "
+        "This model is incompatible with ragkv, or transformers "
+        f"{transformers.__version__} is not a tested version: install one that "
         "`pip show ragkv` requires, or load the model with on_unsupported='full'"
     )

@@ -14,7 +14,7 @@ from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from ragkv.errors import ConfigError, ModelNotFoundError
-from ragkv.model.place import cache_folder
+from ragkv.model.folders import cache_folder
 
 DEFAULT_MODEL = "SmolLM2-135M-Instruct"
 """The name of the embedded default model."""
@@ -23,10 +23,10 @@ _log = logging.getLogger(__name__)
 
 
 def from_default(auto: Any, **kwargs: Any) -> Any:
-    """Return what a transformers ``Auto…`` class loads of the model.
+    """Load the model by a transformers ``Auto…`` class.
 
-    From the cache folder; where that cannot be written, from the package, which takes seconds
-    each time.
+    It is loaded from the cache folder; if that is not writable, from the package, which takes
+    seconds each time.
 
     Raises
     ------
@@ -45,8 +45,8 @@ def from_default(auto: Any, **kwargs: Any) -> Any:
 def default_model_folder() -> Path:
     """Return a folder with the model as safetensors, converting it on first use.
 
-    The package's GGUF is dequantised once into the user's cache folder; several
-    processes may do so at the same time.
+    The package's GGUF file is dequantised once into the user's cache folder. Several processes can
+    do so at the same time.
 
     Raises
     ------
@@ -62,13 +62,13 @@ def default_model_folder() -> Path:
     except (OSError, ConfigError, SafetensorError) as error:
         raise ModelNotFoundError(
             f"The embedded default model cannot be unpacked into the cache folder: {error}. "
-            "Set XDG_CACHE_HOME to a folder that can be written."
+            "Set XDG_CACHE_HOME to a writable folder."
         ) from error
     return target
 
 
 def default_model_gguf() -> Path:
-    """Return the GGUF file that the embedded model was converted from.
+    """Return the GGUF file of the embedded model.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Everything that a chunk's cache depends on: an entry is used only where all of it matches."""
+"""Fingerprints: digests of everything that a chunk's cache depends on."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 
 from ragkv.errors import UnsupportedModelError
 from ragkv.model.architecture import backbone_of, config_of
-from ragkv.model.memory import on_host
 from ragkv.model.rotary import RopeKind
 from ragkv.model.samples import checksum_of
+from ragkv.model.workspace import on_host
 
 _WITHOUT_INFLUENCE = frozenset(
     {
@@ -43,7 +43,7 @@ _WITHOUT_INFLUENCE = frozenset(
         "use_cache",
     }
 )
-"""Configuration fields without influence on keys and values, or hashed elsewhere."""
+"""Configuration fields that do not affect keys and values, or are hashed elsewhere."""
 _ADAPTER_FIELDS = ("active_adapters", "disable_adapters", "merged_adapters", "scaling")
 _SWITCHED = ("longrope", "dynamic")
 _HASHED_AT_ONCE = 1 << 28
@@ -59,19 +59,18 @@ class Fingerprint:
     Attributes
     ----------
     weights
-        Digest over all parameters and buffers (adapters, and which of them are in use, and
-        quantisation included).
+        Digest of all parameters and buffers, including adapters, their use, and quantisation.
     tokenizer
         Digest of the tokenizer's full definition.
     attention
-        Digest of the model's configuration (rope, windows, heads, activations, multipliers: all
-        fields but those known to have no influence) and of the rotary frequencies' precision.
+        Digest of the model's configuration (all fields except those known to have no effect) and
+        of the rotary frequencies' precision.
     dtype
-        The dtype of K and V, such as ``float32``.
+        The dtype of keys and values, such as ``float32``.
     sink
         Digest of the sink's token ids.
     codec
-        How the tensors are stored.
+        The codec of stored tensors.
     """
 
     weights: str
@@ -110,9 +109,9 @@ def fingerprint_of(
     tokenizer: PreTrainedTokenizerBase,
     kinds: Sequence[RopeKind] = (),
 ) -> Fingerprint:
-    """Take the fingerprint of a loaded model, without a sink.
+    """Return the fingerprint of a loaded model, without a sink.
 
-    ``kinds`` are its layers': entries contain unrotated keys.
+    ``kinds`` are the rotations of its layers, which entries depend on since keys are unrotated.
     """
     config = json.loads(config_of(model).to_json_string(use_diff=False))
     attention = {
@@ -138,10 +137,10 @@ def fingerprint_of(
 
 
 def _precision(buffer: torch.Tensor) -> str:
-    """Return the narrowest dtype that represents the numbers: ``model.to(bfloat16)`` rounds them.
+    """Return the narrowest dtype that represents the numbers.
 
-    Loading in a dtype does not. The numbers themselves follow from the configuration, and may
-    differ in the last bit between devices.
+    ``model.to(bfloat16)`` rounds them, loading in a dtype does not. The numbers follow from the
+    configuration, but can differ in the last bit between devices.
     """
     for narrow in (torch.bfloat16, torch.float16):
         if torch.equal(buffer.to(narrow).to(buffer.dtype), buffer):
@@ -162,12 +161,12 @@ def _configured_buffers(rotary: Any) -> dict[str, torch.Tensor]:
 
 
 def _is_switched(config: PretrainedConfig) -> bool:
-    """Whether the model itself changes its rotary table from prompt to prompt."""
+    """Whether the model changes its rotary table from prompt to prompt."""
     return (getattr(config, "rope_parameters", None) or {}).get("rope_type") in _SWITCHED
 
 
 def _deviation(buffer: torch.Tensor, expected: torch.Tensor | None) -> str:
-    """Return a digest of numbers that deviate from the configuration's by more than rounding."""
+    """Return a digest of numbers that differ from the configuration's by more than rounding."""
     if expected is None or expected.shape != buffer.shape:
         return ""
     numbers = buffer.detach().double().cpu()
@@ -177,7 +176,7 @@ def _deviation(buffer: torch.Tensor, expected: torch.Tensor | None) -> str:
 
 
 def _definition(tokenizer: PreTrainedTokenizerBase) -> str:
-    """Return a tokenizer's definition without the padding and truncation of earlier calls."""
+    """Return a tokenizer's definition without padding and truncation, which calls can set."""
     raw = tokenizer.backend_tokenizer
     if raw.padding is not None or raw.truncation is not None:
         raw = copy.deepcopy(raw)
@@ -189,8 +188,8 @@ def _definition(tokenizer: PreTrainedTokenizerBase) -> str:
 def state_of(model: PreTrainedModel) -> tuple[object, ...]:
     """Return a state that changes when weights or active adapters are changed in place.
 
-    Takes about a millisecond. Writes through a parameter's ``data`` are noticed by samples of each
-    weight (:mod:`ragkv.model.samples`): not those to a few rows of a large one.
+    It takes about a millisecond. Samples of each weight (:mod:`ragkv.model.samples`) show writes
+    through a parameter's ``data``, except those to a few rows of a large weight.
     """
     hidden = (tensor for _, tensor in _hidden(model))
     rotary = backbone_of(model).rotary_emb
@@ -204,9 +203,9 @@ def state_of(model: PreTrainedModel) -> tuple[object, ...]:
 
 
 def _hidden(model: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield a quantised model's weights outside its parameters, as of MXFP4's experts (gpt-oss).
+    """Yield a quantised model's weights outside its parameters, such as MXFP4's experts (gpt-oss).
 
-    Their quantiser replaces them by objects of another package, with scales in attributes.
+    The quantiser replaces them by objects of another package, with scales in attributes.
     """
     if getattr(model, "hf_quantizer", None) is None:
         return
@@ -247,12 +246,12 @@ def adapters_of(model: PreTrainedModel) -> list[str]:
 
 
 def hash_threads() -> int:
-    """Return blake3's ``max_threads``: 1 after a fork, which its thread pool does not survive."""
+    """Return blake3's ``max_threads``: 1 after a fork, where its thread pool is dead."""
     return blake3.AUTO if os.getpid() == _PROCESS else 1
 
 
 def _weights_digest(model: PreTrainedModel) -> str:
-    """Hash name, shape, dtype and bytes of every parameter and buffer, and active adapters."""
+    """Hash the active adapters and the name, shape, dtype and bytes of every weight and buffer."""
     hasher = blake3(max_threads=hash_threads())
     hasher.update("".join(adapters_of(model)).encode())
     for name, tensor in sorted((*model.state_dict().items(), *_hidden(model)), key=itemgetter(0)):
@@ -264,7 +263,7 @@ def _weights_digest(model: PreTrainedModel) -> str:
 
 
 def _bytes_of(tensor: torch.Tensor, name: str) -> Iterator[memoryview | bytes]:
-    """Yield a weight's bytes; of a wrapper around other tensors (torchao's), theirs in turn."""
+    """Yield the bytes of a weight, or of the weights inside a wrapper such as torchao's."""
     parts = getattr(tensor, "__tensor_flatten__", None)
     if parts is not None:
         for part in parts()[0]:
@@ -280,7 +279,7 @@ def _bytes_of(tensor: torch.Tensor, name: str) -> Iterator[memoryview | bytes]:
         if type(tensor) in (torch.Tensor, torch.nn.Parameter):
             raise
         raise UnsupportedModelError(
-            f"The weight {name} is a {type(tensor).__name__}, whose bytes cannot be read to tell "
-            f"this model from others ({error}). Load it with on_unsupported='full' to serve it by "
+            f"The weight {name} is a {type(tensor).__name__}, whose bytes cannot be read to "
+            f"identify this model ({error}). Load it with on_unsupported='full' to serve it by "
             "ordinary full prefill."
         ) from error

@@ -1,4 +1,4 @@
-"""What computing tokens takes: arithmetic over the model's shape."""
+"""FLOPs of computing tokens, from the model's shape."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from ragkv.model.loaded import ReusableModel
 
 
 def prefill_flops_of(loaded: ReusableModel) -> Callable[[int, int], float]:
-    """Return the function of a model that gives the FLOPs of computing ``(cached, new)`` tokens.
+    """Return a function for the FLOPs of computing ``new`` tokens after ``cached`` ones.
 
-    Of a mixture of experts, those count that a token goes through.
+    In a mixture of experts, only a token's active experts count.
     """
     model, shape = loaded.model, loaded.architecture
     config = config_of(model)
@@ -30,18 +30,18 @@ def prefill_flops_of(loaded: ReusableModel) -> Callable[[int, int], float]:
 def prefill_flops(
     weights: float, width: int, windows: Sequence[int | None], cached: int, new: int
 ) -> float:
-    """Return the FLOPs of computing ``new`` tokens behind ``cached`` ones.
+    """Return the FLOPs of computing ``new`` tokens after ``cached`` ones.
 
     Parameters
     ----------
     weights
-        Weights of all layers that each token is multiplied with.
+        Number of weights of all layers that each token is multiplied by.
     width
-        Query heads times their dimension.
+        Number of query heads times their dimension.
     windows
-        Per layer: its sliding window in tokens, or None.
+        The sliding window of each layer in tokens, or None.
     """
-    pairs = 0  # a query and a key that it sees
+    pairs = 0  # of a query and a key that it attends to
     for window in windows:
         inside = new if window is None else min(new, max(0, window - cached))
         pairs += inside * cached + inside * (inside + 1) // 2 + (new - inside) * (window or 0)

@@ -1,10 +1,10 @@
-"""Which implementation computes: a GPU kernel, oneDNN, or torch. The one place that decides.
+"""The choice of implementation, made only here: a GPU kernel, oneDNN, or torch.
 
-A pass has few rows, and on AMD's processors torch's choice, MKL, then spends much of its time
-arranging the weights. oneDNN, which is in torch too, reads the weights as they lie: 1.1 times as
-fast for hundreds of rows, up to 1.4 times for fewer; and up to 1.7 times as fast again for 4 to 32
-rows where the weights are arranged once, in memory of their own. docs/log.md has the measurements.
-Other processors have not been measured, and keep torch's choice.
+A pass has few rows, for which torch's choice on AMD's processors, MKL, spends much of its time
+packing the weights. oneDNN, also part of torch, reads the weights in place: 1.1 times as fast for
+hundreds of rows, up to 1.4 times for fewer; with weights packed once, up to 1.7 times as fast again
+for 4 to 32 rows. docs/log.md has the measurements. Other processors have not been measured, and
+keep torch's choice.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ Implementation = Literal["kernel", "onednn", "torch", "rounded"]
 Operation = Literal["linear", "quantised", "product", "attention"]
 
 _FEWEST_ROWS = 16
-"""Fewer rows of an attention's group times its keys are faster by torch, all groups at once."""
+"""Fewer rows of an attention's group are faster by torch, with all groups in one product."""
 _PACKED_FOR = 16
-"""Rows that weights are arranged for: 1 to 800 are as fast as with an arrangement of their own."""
+"""Rows that weights are packed for; 1 to 800 rows are as fast as with their own packing."""
 
 _backends: Any = torch.backends
 _override: Implementation | None = None
 
 
 def implementation_for(operation: Operation, *tensors: torch.Tensor) -> Implementation:
-    """Return what computes an operation over such tensors, in this thread, now.
+    """Return the implementation of an operation for these tensors in this thread.
 
     Parameters
     ----------
     operation
-        ``"linear"``: rows times a contiguous weight; ``"quantised"``: the same, with a weight that
-        has copies of fewer bits; ``"product"``: rows times a matrix of any strides;
-        ``"attention"``: both products of an attention and its softmax.
+        ``"linear"``: rows times a contiguous weight; ``"quantised"``: the same for a weight with
+        copies of fewer bits; ``"product"``: rows times a matrix of any strides; ``"attention"``:
+        both products of an attention and its softmax.
     tensors
-        Of an attention: query, key and value ``[heads, rows or tokens, head_dim]``; else the rows.
+        For attention: query, key and value ``[heads, rows or tokens, head_dim]``; else the rows.
     """
     first = tensors[0]
     if first.is_cuda:
@@ -52,9 +52,9 @@ def implementation_for(operation: Operation, *tensors: torch.Tensor) -> Implemen
 
 @contextmanager
 def override_implementation(implementation: Implementation) -> Iterator[None]:
-    """Let one implementation compute on the CPU in the block, whatever the processor: for tests.
+    """Force an implementation on the CPU in the block, for all threads: for tests.
 
-    Tensors that oneDNN cannot take here stay with torch. The override holds for all threads.
+    torch still computes tensors that oneDNN cannot take.
     """
     global _override  # noqa: PLW0603
     before, _override = _override, implementation
@@ -67,22 +67,44 @@ def override_implementation(implementation: Implementation) -> Iterator[None]:
 def onednn_linear(
     rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Return ``rows @ weight^T + bias`` by oneDNN, new memory: ``[…, n, in]``, ``[out, in]``.
+    """Return ``rows @ weight^T + bias`` by oneDNN, in new memory: ``[…, n, in]``, ``[out, in]``.
 
-    The weight may be of :func:`packed_weight`.
+    The weight can be packed, see :func:`packed_weight`.
     """
     out: torch.Tensor = _onednn()(rows, weight, bias, "none", [], "")
     return out
 
 
 def packed_weight(weight: torch.Tensor) -> torch.Tensor:
-    """Return a weight ``[out, in]`` as oneDNN arranges it, for :func:`onednn_linear`; new memory.
+    """Return a copy of a weight ``[out, in]`` packed for :func:`onednn_linear`.
 
-    The weight itself where this torch has no such operator.
+    The weight itself if this torch has no such operator.
     """
     pack: Any = getattr(torch.ops.mkldnn, "_reorder_linear_weight", None)
     packed: torch.Tensor = weight if pack is None else pack(weight.detach(), _PACKED_FOR)
     return packed
+
+
+def products(rows: torch.Tensor, others: torch.Tensor) -> Iterator[torch.Tensor]:
+    """Yield ``rows @ others^T``, by oneDNN group by group, by torch for all groups at once.
+
+    Parameters
+    ----------
+    rows
+        ``[groups, n, inner]``.
+    others
+        ``[groups, m, inner]``, of any strides.
+
+    Yields
+    ------
+    torch.Tensor
+        ``[some groups, n, m]``, new memory.
+    """
+    if implementation_for("product", rows) == "onednn":
+        for some, other in zip(rows, others, strict=True):
+            yield onednn_linear(some, other)[None]
+    else:
+        yield torch.matmul(rows, others.transpose(1, 2))
 
 
 def _runs_kernel(*tensors: torch.Tensor) -> bool:
@@ -103,24 +125,24 @@ def _runs_onednn(operation: Operation, rows: torch.Tensor) -> bool:
         return True
     if not is_faster_by_onednn():
         return False
-    if operation == "attention":  # gains by AVX-512 alone
+    if operation == "attention":  # faster only with AVX-512
         return bool(_backends.cpu.get_cpu_capability() == "AVX512")
     return operation == "linear" or rows.shape[-2] >= _FEWEST_ROWS
 
 
 def _is_plain(rows: torch.Tensor) -> bool:
-    """Whether rows are float32 on the CPU, without gradients and autocast."""
+    """Whether rows are float32 on the CPU, without gradients or autocast."""
     plain = rows.device.type == "cpu" and rows.dtype == torch.float32
     return plain and not (torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"))
 
 
 def has_quantised_products() -> bool:
-    """Whether this CPU gains by weights of fewer bits than float32's."""
+    """Whether weights of fewer bits than float32 are faster on this CPU."""
     return has_int4_products() or has_bfloat16_products()
 
 
 def has_bfloat16_products() -> bool:
-    """Whether oneDNN multiplies bfloat16 numbers here, faster than float32 ones."""
+    """Whether oneDNN multiplies bfloat16 numbers faster than float32 ones on this CPU."""
     return _onednn() is not None and _has_bfloat16_instructions()
 
 
@@ -159,7 +181,7 @@ def _found_onednn() -> Any:
 
 @cache
 def _reads_any_strides(product: Any) -> bool:
-    """Whether a product heeds the strides of its second operand: in another torch it may not."""
+    """Whether a product respects the strides of its second operand, unlike in some versions."""
     rows = torch.arange(15.0, device="cpu").view(3, 5)
     other = torch.arange(10.0, device="cpu").view(5, 2).t()
     return torch.equal(product(rows, other, None, "none", [], ""), rows.mm(other.t()))

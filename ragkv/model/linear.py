@@ -26,18 +26,32 @@ from ragkv.model.quantised import QuantisedWeight, is_quantised
 from ragkv.model.step_layer import Forward, step_forward, suits_steps
 
 _PACKED_SHARE, _QUANTISED_SHARE = 16, 2.8
-"""The machine's memory over the weights of which copies are kept, at least: all or none. Copies of
-quantised weights take 0.7 of these: up to a quarter of the memory."""
+"""Least multiple of the weights' bytes that the machine's memory must be to keep copies of them.
+Copies of quantised weights take 0.7 of their bytes: up to a quarter of the memory."""
 
 _SLOW_ROWS = range(2, 4)
-"""Rows that take longer than the next larger number does, with packed weights."""
+"""Numbers of rows that take longer than four do, with packed weights."""
 
 
-class _Fast:
-    """Of a model: layers, linear and suited, with another ``forward``; its threads; the weights.
+class _Patches:
+    """A model's patched layers, the threads that use the patches, and the copies of weights.
 
-    ``packed`` are those of ``state``; None where they would take too much memory. ``quantised``
-    have products of fewer bits; none has unless ``rounds``.
+    Attributes
+    ----------
+    rounds
+        Whether products of fewer bits are allowed.
+    threads
+        Threads whose calls use the patches.
+    blocks
+        Running blocks of :func:`fast_linear_layers`.
+    layers, suited
+        Patched linear layers, and decoder layers with a patched step.
+    state
+        State of the weights that were copied.
+    packed
+        Packed weights; None if they would take too much memory.
+    quantised
+        Weights with products of fewer bits.
     """
 
     def __init__(self, *, rounds: bool = True) -> None:
@@ -52,13 +66,14 @@ class _Fast:
         self.quantised: dict[nn.Linear, QuantisedWeight] = {}
 
     def replace(self, model: PreTrainedModel) -> None:
-        """Replace the layers' ``forward``, unless it is; drop what was packed of other weights."""
+        """Patch the layers' ``forward``; drop copies of changed weights."""
         if model.device.type != "cpu" or model.dtype != torch.float32:
             return
         if not self.blocks:
             linear = [layer for layer in model.modules() if type(layer) is nn.Linear]
             self.layers = [layer for layer in linear if _suits(layer)]
-            self.suited = [x for x in backbone_of(model).layers if suits_steps(x, self.layers)]
+            decoder = backbone_of(model).layers
+            self.suited = [layer for layer in decoder if suits_steps(layer, self.layers)]
         state = state_of(model), self.rounds
         if state != self.state:
             self._weigh(total_bytes(model.device))
@@ -69,7 +84,7 @@ class _Fast:
             each.__dict__["forward"] = self.step(each)
 
     def _weigh(self, memory: int) -> None:
-        """Decide which copies of the weights are kept; each is made at its first product."""
+        """Decide which weights are copied; each copy is made at its first product."""
         self.step = cache(partial(step_forward, weakref.proxy(self)))
         known = self.layers if self.rounds and has_quantised_products() else []
         quantised = [layer for layer in known if is_quantised(layer.weight)]
@@ -80,7 +95,7 @@ class _Fast:
         self.packed = {} if nbytes * _PACKED_SHARE <= memory else None
 
     def restore(self) -> None:
-        """Give the layers their own ``forward`` back."""
+        """Restore the layers' own ``forward``."""
         for layer in (*self.layers, *self.suited):
             del layer.__dict__["forward"]
         self.layers, self.suited = [], []
@@ -97,7 +112,7 @@ class _Fast:
         return nn.Linear.forward(layer, rows)
 
     def together(self, layers: Sequence[nn.Linear]) -> Forward:
-        """Return the product of few rows with layers of one input, side by side."""
+        """Return the function for a joint product of few rows with several layers of one input."""
         biases = [layer.bias.detach() for layer in layers if layer.bias is not None]
         if all(layer in self.quantised for layer in layers) and len(biases) in (0, len(layers)):
             weight = QuantisedWeight(torch.cat([layer.weight.detach() for layer in layers]))
@@ -119,72 +134,73 @@ class _Fast:
         return out.view(*rows.shape[:-1], -1)
 
 
-_fast: weakref.WeakKeyDictionary[PreTrainedModel, _Fast] = weakref.WeakKeyDictionary()
+_patches: weakref.WeakKeyDictionary[PreTrainedModel, _Patches] = weakref.WeakKeyDictionary()
 
 
 @contextmanager
 def fast_linear_layers(model: PreTrainedModel, *, ordinary: bool = False) -> Iterator[None]:
-    """Let the model's float32 linear layers use the fastest product in the block.
+    """Use the fastest product for the model's float32 linear layers in the block.
 
-    Everything else stays with torch: other dtypes and devices, layers of another class or with a
-    replaced ``forward``, gradients, and the calls of threads without such a block. The model's lock
-    must be held where a block begins and ends. A block inside another one changes nothing.
+    torch still computes other dtypes and devices, layers of another class or with a replaced
+    ``forward``, gradients, and calls of threads without such a block. The model's lock must be held
+    where a block begins and ends. A nested block changes nothing.
 
     Parameters
     ----------
     ordinary
-        For an ordinary call of the model: by torch unless weights are quantised, as in passes.
+        The block is an ordinary call: torch computes it unless weights are quantised.
     """
-    fast, thread = _fast_of(model), threading.get_ident()
-    if thread in fast.threads:
+    patches, thread = _patches_of(model), threading.get_ident()
+    if thread in patches.threads:
         yield
         return
-    fast.replace(model)
-    fast.blocks += 1
-    if not ordinary or fast.quantised:
-        fast.threads.add(thread)
+    patches.replace(model)
+    patches.blocks += 1
+    if not ordinary or patches.quantised:
+        patches.threads.add(thread)
     try:
         yield
     finally:
-        fast.threads.discard(thread)
-        fast.blocks -= 1
-        if not fast.blocks:
-            fast.restore()
+        patches.threads.discard(thread)
+        patches.blocks -= 1
+        if not patches.blocks:
+            patches.restore()
 
 
 def keep_float32(model: PreTrainedModel) -> None:
-    """Let no product with the model's weights be rounded to fewer bits, from now on."""
-    _fast_of(model).rounds = False
+    """Round no product with the model's weights to fewer bits from now on."""
+    _patches_of(model).rounds = False
 
 
 @contextmanager
 def in_float32(model: PreTrainedModel) -> Iterator[None]:
-    """Let no product be rounded in the block; the model's lock must be held."""
-    fast = _fast_of(model)
-    before, fast.rounds = fast.rounds, False
+    """Round no product in the block; the model's lock must be held."""
+    patches = _patches_of(model)
+    before, patches.rounds = patches.rounds, False
     try:
         yield
     finally:
-        fast.rounds = before
+        patches.rounds = before
 
 
 def arithmetic_of(model: PreTrainedModel) -> str:
     """Return the model's dtype, and whether its last pass had products of fewer bits."""
-    return str(model.dtype).removeprefix("torch.") + ", quantised products" * rounds_products(model)
+    dtype = str(model.dtype).removeprefix("torch.")
+    return f"{dtype}, quantised products" if rounds_products(model) else dtype
 
 
 def rounds_products(model: PreTrainedModel) -> bool:
     """Whether the model's last pass had products of fewer bits."""
-    return bool(_fast_of(model).quantised)
+    return bool(_patches_of(model).quantised)
 
 
 def release_packed(model: PreTrainedModel) -> None:
-    """Free what :func:`fast_linear_layers` keeps for the model; its lock must be held."""
-    _fast[model] = _Fast(rounds=_fast_of(model).rounds)
+    """Free the copies of the model's weights; its lock must be held."""
+    _patches[model] = _Patches(rounds=_patches_of(model).rounds)
 
 
-def _fast_of(model: PreTrainedModel) -> _Fast:
-    return _fast.setdefault(model, _Fast())
+def _patches_of(model: PreTrainedModel) -> _Patches:
+    return _patches.setdefault(model, _Patches())
 
 
 def _suits(layer: nn.Linear) -> bool:

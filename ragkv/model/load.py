@@ -23,19 +23,14 @@ from ragkv.errors import (
     UnsupportedModelError,
     UnsupportedTokenizerError,
 )
-from ragkv.model.architecture import (
-    Architecture,
-    backbone_of,
-    describe,
-    is_verified,
-)
+from ragkv.model.architecture import Architecture, backbone_of, describe, is_verified
 from ragkv.model.default_model import DEFAULT_MODEL, from_default
 from ragkv.model.fingerprint import fingerprint_of, state_of
+from ragkv.model.folders import check_place, near
 from ragkv.model.linear import keep_float32
 from ragkv.model.loaded import LoadedModel, ReusableModel
 from ragkv.model.lock import lock_of
-from ragkv.model.out_of_memory import is_out_of_memory
-from ragkv.model.place import check_place, near
+from ragkv.model.memory import is_out_of_memory
 from ragkv.model.rope_probe import probe_rope_kinds
 from ragkv.model.rotary import RotaryTables
 
@@ -112,7 +107,7 @@ def _refuse_changes(
     device: str | torch.device | None,
     dtype: str | torch.dtype | None,
 ) -> None:
-    """Raise for a change of a model that others may already use."""
+    """Raise ConfigError for a change of a model that others may already use."""
     check_device(device)
     place = loaded.device if device is None else torch.device(device)
     given = {
@@ -123,13 +118,13 @@ def _refuse_changes(
     for name, same in given.items():
         if not same:
             raise ConfigError(
-                f"another {name} than that of the LoadedModel given: leave it out, or give the "
+                f"{name} differs from that of the given LoadedModel: leave it out, or give the "
                 "transformers model and its tokenizer"
             )
 
 
 def _with_probed_rope(model: PreTrainedModel, architecture: Architecture) -> Architecture:
-    """Return the architecture with probed kinds of rotation for families without tests."""
+    """Return the architecture, for untested families with the probed kinds of rotation."""
     if is_verified(model):
         return architecture
     with lock_of(model), torch.autocast(model.device.type, enabled=False):
@@ -187,7 +182,7 @@ def _unwrapped(model: Any) -> Any:
     while isinstance(model, torch.nn.Module) and not isinstance(model, PreTrainedModel):
         if getattr(getattr(model, "active_peft_config", None), "is_prompt_learning", False):
             raise UnsupportedModelError(
-                "this PEFT model puts virtual tokens before each prompt, which no cache has: give "
+                "this PEFT model puts virtual tokens before each prompt, which caches lack: give "
                 "adapters that change weights, such as LoRA, or model.get_base_model()"
             )
         unwrap = getattr(model, "get_base_model", lambda: None)
@@ -203,15 +198,14 @@ def _unwrapped(model: Any) -> Any:
 def _cast(model: PreTrainedModel, dtype: torch.dtype | None) -> None:
     """Change a model's dtype as loading in that dtype would; None keeps it.
 
-    ``to`` alone would also round buffers that no file contains: the rotary frequencies, and so
-    all positions.
+    ``to`` would also round buffers that are not in files: the rotary frequencies.
     """
     if dtype is None:
         return
     kept = [
         (part, name, part.get_buffer(name))
         for part in model.modules()
-        for name in part._non_persistent_buffers_set  # noqa: SLF001  no public way to tell
+        for name in part._non_persistent_buffers_set  # noqa: SLF001  torch has no public name
     ]
     with lock_of(model):
         try:
@@ -237,7 +231,9 @@ def pretrained(auto: Any, name: str | Path | None, **kwargs: Any) -> Any:
     try:
         return auto.from_pretrained(str(place), **kwargs)
     except (OSError, ValueError, SafetensorError) as error:
-        there = f" There is no folder of this name{near(Path(place))}" * (not Path(place).is_dir())
+        there = ""
+        if not Path(place).is_dir():
+            there = f" There is no folder of this name{near(Path(place))}"
         raise ModelNotFoundError(
             f"Cannot load {str(name)!r}: {error}.{there} Give a folder with a transformers model, "
             "a hub name, a loaded model with its tokenizer, or nothing for the embedded one."

@@ -1,4 +1,4 @@
-"""A loaded model: served by full prefill at least, and its chunks' caches reused if possible."""
+"""A loaded model, with or without reuse of its chunks' caches."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from ragkv.errors import ConfigError, UnsupportedModelError
 from ragkv.model.architecture import Architecture, config_of, known_positions
 from ragkv.model.fingerprint import Fingerprint
-from ragkv.model.memory import Workspace
 from ragkv.model.rotary import RotaryTables
 from ragkv.model.streams import wait_for, without_plans
+from ragkv.model.workspace import Workspace
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -51,22 +51,22 @@ class LoadedModel:
 
     @property
     def positions(self) -> int | None:
-        """Positions that the configuration covers; None if it does not say."""
+        """Number of positions that the configuration declares, or None."""
         return known_positions(config_of(self.model))
 
     def without_embedding(self, ids: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
-        """Return the tokens, of those in ``ids``, that the model has no embedding for."""
+        """Return the tokens in ``ids`` without an embedding."""
         embedding = self.model.get_input_embeddings()
         known = int(getattr(embedding, "num_embeddings", config_of(self.model).vocab_size))
         return ids[(ids < 0) | (ids >= known)]
 
     def require_embedded(self, ids: npt.NDArray[np.int32], what: str) -> None:
-        """Refuse tokens that the model has no embedding for; ``what`` has them.
+        """Refuse tokens without an embedding; the message calls their text ``what``.
 
         Raises
         ------
         ConfigError
-            There is one; the message names the first.
+            There is one. The message has the first.
         """
         unknown = self.without_embedding(ids)
         if not len(unknown):
@@ -76,7 +76,7 @@ class LoadedModel:
         name = f" {self.tokenizer.convert_ids_to_tokens(token)!r}" if named else ""
         raise ConfigError(
             f"{what} has the token{name} with the id {token}, and the model has no embedding for "
-            "it: omit the token, or use the tokenizer that the model came with"
+            "it: remove the token, or use the model's own tokenizer"
         )
 
     def wait(self) -> None:
@@ -85,7 +85,7 @@ class LoadedModel:
 
     @contextmanager
     def without_autocast(self) -> Iterator[None]:
-        """Compute in the model's own dtype in the block, the caches'; on a GPU without cuDNN."""
+        """Compute in the model's own dtype in the block, and on a GPU without cuDNN."""
         with torch.autocast(self.device.type, enabled=False), without_plans(self.device):
             yield
 
@@ -101,7 +101,7 @@ class ReusableModel(LoadedModel):
     rotary
         The model's rotary tables.
     fingerprint
-        Digest of all that caches depend on, of the weights in the state ``state``.
+        Digest of everything that caches depend on, taken when the weights had ``state``.
     state
         See :func:`ragkv.model.fingerprint.state_of`.
     """

@@ -1,4 +1,4 @@
-"""One thread at a time uses the model; its OpenMP threads end with its turn."""
+"""A model's lock: one thread uses the model at a time, and then ends its OpenMP threads."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _SOFT = 1
 """OpenMP's ``omp_pause_soft``: keeps the program's settings."""
 _POLL_S = 0.05
 FORK_WAIT_S = 5.0
-"""Most seconds that a fork waits for a thread that uses a model."""
+"""Most seconds that a fork waits for a thread to release a model."""
 
 
 class Claim(ABC):
@@ -34,15 +34,15 @@ class Claim(ABC):
 
     @abstractmethod
     def thread(self) -> int | None:
-        """Return the thread that gets the model now; None where nobody wants it any more."""
+        """Return the thread that gets the model now, or None if the claim is void."""
 
     @abstractmethod
     def wake(self) -> None:
-        """Tell that thread, which now has the model."""
+        """Wake that thread, which now has the model."""
 
 
 class _Waiter(Claim):
-    """A thread that waits."""
+    """A waiting thread."""
 
     def __init__(self) -> None:
         self._thread = threading.get_ident()
@@ -56,13 +56,13 @@ class _Waiter(Claim):
 
 
 class ModelLock:
-    """A reentrant lock around a model, granted in the order of asking.
+    """A reentrant, fair lock of a model.
 
-    Its release ends the thread's OpenMP pool. GNU OpenMP, in torch's wheels for Linux, keeps a
-    pool of threads for every thread that ever computed. Once the pools have more threads than
-    there are cores, threads sleep instead of spinning at each of a pass's thousands of barriers,
-    and the time to first token is 1.25x as long on two cores. A framework that calls the model
-    from a new thread each time gets there at once. A pool restarts within a millisecond.
+    Its release ends the thread's OpenMP pool. GNU OpenMP, in torch's wheels for Linux, keeps a pool
+    of threads for every thread that ever computed. Once the pools have more threads than there are
+    cores, threads sleep instead of spinning at each of a pass's thousands of barriers, and the time
+    to first token is 1.25x as long on two cores. This happens soon in a framework that calls the
+    model from a new thread each time. A pool restarts within a millisecond.
     """
 
     def __init__(self) -> None:
@@ -79,7 +79,7 @@ class ModelLock:
         Parameters
         ----------
         cancelled
-            Asked now and then while waiting; True gives up.
+            Called repeatedly while waiting; True gives up.
 
         Returns
         -------
@@ -102,14 +102,14 @@ class ModelLock:
         return True
 
     def enqueue(self, claim: Claim) -> None:
-        """Put a claim at the queue's end; it is granted at once if the model is free."""
+        """Append a claim to the queue; it is granted immediately if the model is free."""
         with self._mutex:
             self._queue.append(claim)
             if self._owner is None:
                 self._grant()
 
     def withdraw(self, claim: Claim) -> bool:
-        """Remove a claim; return whether it was still waiting."""
+        """Remove a claim; return whether it was still in the queue."""
         with self._mutex:
             waits = claim in self._queue
             if waits:
@@ -117,12 +117,12 @@ class ModelLock:
             return waits
 
     def is_wanted(self, but: Claim | None = None) -> bool:
-        """Return whether a claim waits, other than ``but``."""
+        """Return whether a claim other than ``but`` waits."""
         with self._mutex:
             return any(claim is not but for claim in self._queue)
 
     def _grant(self) -> None:
-        """Give the model to the first claim whose thread still wants it."""
+        """Give the model to the first valid claim."""
         self._owner, self._depth = None, 0
         while self._queue:
             claim = self._queue.popleft()
@@ -133,7 +133,7 @@ class ModelLock:
                 return
 
     def shared(self, make: Callable[[ModelLock], Shared]) -> Shared:
-        """Return what all users of the model share, made by ``make`` for the first of them."""
+        """Return the object that ``make`` makes once for all users of the model."""
         with self._mutex:
             if make not in self._shared:
                 self._shared[make] = make(self)
@@ -146,7 +146,7 @@ class ModelLock:
             self._users += 1
 
     def leave(self) -> bool:
-        """Count one engine less; return whether it was the last."""
+        """Count one engine fewer; return whether it was the last."""
         with self._mutex:
             self._users -= 1
             return not self._users
@@ -157,15 +157,15 @@ class ModelLock:
         return self._owner == threading.get_ident()
 
     def refuse_reentry(self) -> None:
-        """Raise ModelInUseError where the calling thread would wait for itself."""
+        """Raise ModelInUseError if the calling thread would wait for itself."""
         if self.is_mine:
             raise ModelInUseError(
-                "This thread holds the model, for which others wait: call it outside of "
+                "This thread holds the model, for which this call waits: make the call outside of "
                 "`with kv.turn():`."
             )
 
     def release(self) -> None:
-        """Give the model to the next in the queue, once as often as it was acquired."""
+        """Release the model once for each time it was acquired; then the next claim gets it."""
         if not self.is_mine:
             raise RuntimeError("another thread has the model, or none")
         if self._depth > 1:
@@ -190,10 +190,10 @@ _forking = threading.local()
 
 
 def _prepare_fork() -> None:
-    """Let no other thread compute during a fork, and end the OpenMP pool that a fork would lack.
+    """Acquire all models before a fork, and end the OpenMP pool, whose threads a fork lacks.
 
-    A fork has the calling thread alone: it would wait forever for the pool's other threads, or
-    for what another thread had locked. A thread that holds a model for longer is not waited for.
+    A fork has only the calling thread: it would wait forever for the pool's other threads, or for
+    the locks of others. The wait for each model's thread is limited.
     """
     end = time.monotonic() + FORK_WAIT_S
     with _finding:
@@ -208,8 +208,8 @@ def _release_after_fork() -> None:
 
 
 def _reset_in_fork() -> None:
-    """Drop, in a fork, the locks of threads that it does not have."""
-    global _finding  # noqa: PLW0603  it may be held, too
+    """Drop the locks of threads that a fork does not have."""
+    global _finding  # noqa: PLW0603  it can be held, too
     _locks.clear()
     _finding = threading.Lock()
 
@@ -223,9 +223,9 @@ if hasattr(os, "register_at_fork"):
 
 
 def lock_of(model: PreTrainedModel) -> ModelLock:
-    """Return the model's lock, the same for all its users.
+    """Return the model's lock, the same for all users.
 
-    Its key is the configuration of the decoder stack, which is what a pass switches.
+    The key is the decoder stack's configuration, which a pass changes.
     """
     config = config_of(model)
     with _finding:

@@ -1,148 +1,38 @@
-"""Memory for keys and values."""
+"""Memory of the host and devices: sizes, the part for keys and values, and running out of it."""
 
 from __future__ import annotations
 
-import logging
-import math
 import os
-import threading
-import weakref
-from collections.abc import Sequence
+import traceback
+from collections.abc import Callable
 from contextlib import suppress
+from functools import wraps
 from pathlib import Path
+from typing import Any, ParamSpec, TypeVar
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
-_log = logging.getLogger(__name__)
-_GROWTH = 1.25
-"""Factor on a new allocation: the next prompt may be a little longer."""
-_MOST_SLACK = 8
-"""Memory of up to this multiple of a request is kept for it."""
-_REMEMBERED = 64
-"""A piece that none of this many requests used is freed."""
+from ragkv.errors import OutOfMemoryError, RagKVError
+from ragkv.model.architecture import config_of
+from ragkv.model.loaded import LoadedModel, ReusableModel
+
+Given = ParamSpec("Given")
+Done = TypeVar("Done")
+
 _UNKNOWN_TOTAL = 16 << 30
 _CONTAINER_LIMITS = (
     Path("/sys/fs/cgroup/memory.max"),
     Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
 )
-"""Of version 2 and 1 of Linux's control groups; ``max`` is no limit."""
-
-
-def uninitialised(
-    shape: Sequence[int], dtype: torch.dtype, device: torch.device | str = "cpu"
-) -> torch.Tensor:
-    """Return a tensor whose content is undefined; on the CPU in numpy's memory.
-
-    numpy asks for huge pages where torch does not: filling them is 3x faster.
-    """
-    if torch.device(device).type != "cpu" or 0 in shape:
-        return torch.empty(shape, dtype=dtype, device=device)
-    return _shaped(np.empty(_bytes(shape, dtype), dtype=np.uint8), shape, dtype)
-
-
-def pinned(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor | None:
-    """Return pinned host memory of undefined content, for asynchronous copies to a GPU.
-
-    None where there is no GPU or the system has no more such memory. torch allocates it in
-    powers of two: see :func:`pinned_bytes`.
-    """
-    try:
-        return torch.empty(shape, dtype=dtype, device="cpu", pin_memory=True)
-    except RuntimeError as error:
-        _log.warning("no pinned memory, copies to the device will be slower: %s", error)
-        return None
-
-
-def on_host(part: torch.Tensor) -> torch.Tensor:
-    """Return a tensor's numbers on the host; from a GPU through pinned memory, ten times faster."""
-    if part.device.type != "cuda":
-        return part.cpu()
-    room = pinned(part.shape, part.dtype)
-    return part.cpu() if room is None else room.copy_(part)
-
-
-def pinned_bytes(nbytes: int) -> int:
-    """Return the size of a pinned allocation of ``nbytes``: the next power of two."""
-    return 1 << max(0, nbytes - 1).bit_length()
-
-
-class Workspace:
-    """Pieces of memory that requests use in turn.
-
-    Fresh memory from the system is several times slower to fill than memory in use. This is
-    for the CPU: on devices, torch's own allocator caches memory.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._pieces: list[_Piece] = []  # the last used at the end
-        self._requests = 0
-
-    def uninitialised(
-        self, shape: Sequence[int], dtype: torch.dtype, device: torch.device | str = "cpu"
-    ) -> torch.Tensor:
-        """Return a tensor of undefined content, perhaps a former one's.
-
-        The memory is the tensor's own for as long as the tensor or a view of it exists; another
-        request meanwhile gets other memory. As many pieces are kept as were in use at once among
-        the last requests, each of at most eight times its last request.
-        """
-        if torch.device(device).type != "cpu":
-            return uninitialised(shape, dtype, device)
-        wanted = _bytes(shape, dtype)
-        with self._lock:
-            self._requests += 1
-            free = [piece for piece in self._pieces if not piece.is_lent]
-            suited = [each for each in free if wanted <= each.nbytes <= _MOST_SLACK * wanted]
-            piece = min(suited, key=lambda each: (each.nbytes, -each.last), default=None)
-            if piece is None:
-                replaced = free[:1]
-                piece = _Piece(np.empty(int(_GROWTH * wanted), dtype=np.uint8))
-            else:
-                replaced = [piece]
-            late = self._requests - _REMEMBERED
-            self._pieces = [
-                each
-                for each in self._pieces
-                if each not in replaced and (each.is_lent or each.last > late)
-            ]
-            self._pieces.append(piece)
-            piece.last = self._requests
-            return _shaped(piece.lend(wanted), shape, dtype)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all pieces, in use or not."""
-        return sum(piece.nbytes for piece in self._pieces)
-
-    def release(self) -> None:
-        """Free each piece once its last tensor is gone."""
-        with self._lock:
-            self._pieces = []
-
-
-class _Piece:
-    """Memory, and whether a tensor uses it."""
-
-    def __init__(self, flat: npt.NDArray[np.uint8]) -> None:
-        self.flat = flat
-        self.last = 0
-        self._lease: weakref.ref[npt.NDArray[np.uint8]] | None = None
-
-    @property
-    def nbytes(self) -> int:
-        return self.flat.nbytes
-
-    @property
-    def is_lent(self) -> bool:
-        return self._lease is not None and self._lease() is not None
-
-    def lend(self, nbytes: int) -> npt.NDArray[np.uint8]:
-        lease = self.flat[:nbytes]
-        self._lease = weakref.ref(lease)  # torch's storage has the only reference
-        return lease
+"""Files of versions 2 and 1 of Linux's control groups; ``max`` is no limit."""
+_TOGETHER, _TOGETHER_CPU = 8192, 1024
+"""Most rows of a prompt whose feed-forward is computed together."""
+_MASKED = 1024
+"""Rows of a pass that attend under one mask."""
+_OTHERS_SHARE = 2
+"""Divisor of the host's memory: the rest is left to other programs."""
+_MESSAGES = ("out of memory", "can't allocate memory", "not enough memory", "ALLOC_FAILED")
+"""Messages of plain RuntimeErrors by torch's CPU allocator, CUDA's libraries and Triton."""
 
 
 def total_bytes(device: torch.device) -> int:
@@ -160,13 +50,131 @@ def total_bytes(device: torch.device) -> int:
 
 
 def default_history() -> int:
-    """Return how much of the host's memory former prompts take where no budget is given."""
+    """Return the default budget of the rows of earlier prompts, in bytes of the host's memory."""
     return total_bytes(torch.device("cpu")) // 8
 
 
-def _bytes(shape: Sequence[int], dtype: torch.dtype) -> int:
-    return math.prod(shape) * dtype.itemsize
+def room_for_kv(loaded: ReusableModel, tokens: int, *, running: int, tiers: int) -> int:
+    """Return the bytes available for keys and values while a prompt is computed.
+
+    On CUDA these are the free bytes and those that keys and values take already, less the tiers'
+    budgets and a pass's own memory. Elsewhere it is half of the memory that weights, tiers and a
+    pass leave; the rest is for other programs.
+
+    Parameters
+    ----------
+    tokens
+        The prompt's tokens.
+    running
+        Bytes of keys and values in use.
+    tiers
+        Budgets of the tiers on the device, in bytes.
+    """
+    needed = tiers + pass_bytes(loaded, tokens)
+    if loaded.device.type == "cuda":
+        return free_bytes(loaded.device) + running - needed
+    weights = sum(weight.nbytes for weight in loaded.model.parameters())
+    return (total_bytes(loaded.device) - weights - needed) // _OTHERS_SHARE
 
 
-def _shaped(flat: npt.NDArray[np.uint8], shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    return torch.from_numpy(flat).view(dtype).view(*shape)
+def free_bytes(device: torch.device) -> int:
+    """Return the bytes of a CUDA device's memory that this process can still allocate.
+
+    They respect torch's limit for the process (``set_per_process_memory_fraction``).
+    """
+    free: int
+    total: int
+    free, total = torch.cuda.mem_get_info(device)
+    held = torch.cuda.memory_reserved(device)
+    fraction: Any = getattr(torch.cuda, "get_per_process_memory_fraction", lambda _: 1.0)
+    new = max(0, min(free, int(fraction(device) * total) - held))
+    return new + held - int(torch.cuda.memory_allocated(device))
+
+
+def pass_bytes(loaded: ReusableModel, tokens: int) -> int:
+    """Return an upper estimate of the bytes of a pass over a prompt, without its cache.
+
+    It counts a layer's hidden states, queries and attention of all rows, the feed-forward of some,
+    a mask with and without padding, the layer's keys and values for each query head, and logits.
+    """
+    config: Any = config_of(loaded.model)
+    shape, hidden = loaded.architecture, int(config.hidden_size)
+    heads = int(getattr(config, "num_attention_heads", shape.kv_heads)) * shape.head_dim
+    wide = int(getattr(config, "intermediate_size", None) or 4 * hidden)
+    together = min(tokens, _TOGETHER_CPU if loaded.device.type == "cpu" else _TOGETHER)
+    values = tokens * (6 * hidden + 3 * heads) + together * 3 * wide
+    values += 2 * min(tokens, _MASKED) * tokens + 2 * tokens * heads
+    return values * loaded.dtype.itemsize + 8 * int(config.vocab_size)
+
+
+def lack_of_memory(loaded: ReusableModel, tokens: int, *, others: int) -> OutOfMemoryError:
+    """Return the error for a request of ``tokens`` rows, with ``others`` requests beside it."""
+    kv = tokens * loaded.architecture.values_per_token * loaded.dtype.itemsize
+    there = f"the machine has {_gb(total_bytes(loaded.device))}"
+    if loaded.device.type == "cuda":
+        there = f"{_gb(free_bytes(loaded.device))} are free on {loaded.device}"
+    return OutOfMemoryError(
+        f"Memory ran out: {tokens} tokens of a prompt and its answer need {_gb(kv)} for keys and "
+        f"values and about {_gb(pass_bytes(loaded, tokens))} to be computed, {there}, and {others} "
+        "other requests run. Let fewer run at once (kv_bytes, max_running), or give fewer tokens "
+        "(a shorter prompt, max_new_tokens)"
+    )
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether an error means that the host's or a device's memory ran out."""
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    plain = isinstance(error, RuntimeError) and not isinstance(error, RagKVError)
+    return plain and any(part in str(error) for part in _MESSAGES)
+
+
+def release_calls(error: BaseException) -> str:
+    """Drop the frames of an error and its causes; return the formatted traceback.
+
+    Their local variables hold tensors of the failed request and of others.
+    """
+    calls = "".join(traceback.format_tb(error.__traceback__))
+    each: BaseException | None = error
+    while each is not None:
+        traceback.clear_frames(each.__traceback__)
+        each.__traceback__ = None  # a frame holds its function and closure
+        each = each.__cause__ or each.__context__
+    return calls
+
+
+def release_unused(loaded: LoadedModel) -> None:
+    """Free memory that is kept for later requests."""
+    loaded.workspace.release()
+    if loaded.device.type != "cpu":
+        device: Any = torch.get_device_module(loaded.device)
+        getattr(device, "empty_cache", lambda: None)()
+
+
+def typed_memory_errors(call: Callable[Given, Done]) -> Callable[Given, Done]:
+    """Decorate a call to raise OutOfMemoryError, which holds no tensors, when memory runs out."""
+
+    @wraps(call)
+    def typed(*args: Given.args, **kwargs: Given.kwargs) -> Done:
+        try:
+            return call(*args, **kwargs)
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            if isinstance(error, OutOfMemoryError):
+                traceback.clear_frames(error.__traceback__)
+                raise
+            reason = str(error).partition("\n")[0] or type(error).__name__
+            calls = release_calls(error)
+        failure = OutOfMemoryError(
+            f"Memory ran out ({reason}): run fewer requests at once (max_running, kv_bytes), or "
+            "give the store's tiers less (memory_bytes, device_bytes, history_bytes)"
+        )
+        failure.add_note(calls)
+        raise failure
+
+    return typed
+
+
+def _gb(nbytes: int) -> str:
+    return f"{nbytes / 1e9:.3g} GB"

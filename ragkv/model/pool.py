@@ -1,4 +1,4 @@
-"""Threads that work can still be given to after the main thread has ended."""
+"""A thread pool that accepts work after the main thread has ended."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ Done = TypeVar("Done")
 class Pool(ThreadPoolExecutor):
     """A thread pool that runs work in the calling thread once the main thread has ended.
 
-    Python ends the threads of all pools then, and its own pools refuse work, while other threads
-    of the program go on.
+    Python then ends the threads of all pools, and its own pools refuse work, although other threads
+    of the program can still run.
     """
 
     def __init__(self, threads: int, name: str = "") -> None:
@@ -24,7 +24,7 @@ class Pool(ThreadPoolExecutor):
     def submit(
         self, work: Callable[Given, Done], /, *args: Given.args, **kwargs: Given.kwargs
     ) -> Future[Done]:
-        """Begin work; RuntimeError after :meth:`shutdown`."""
+        """Submit work; RuntimeError after :meth:`shutdown`."""
         try:
             return super().submit(work, *args, **kwargs)
         except RuntimeError:
@@ -38,6 +38,6 @@ class Pool(ThreadPoolExecutor):
         return done
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:  # noqa: FBT001, FBT002
-        """End the threads when their work is done."""
+        """End the threads after their work."""
         self._ended = True
         super().shutdown(wait, cancel_futures=cancel_futures)

@@ -1,10 +1,10 @@
-"""Products with weights that came from a quantised file, of fewer bits than their float32.
+"""Products of fewer bits than float32 for weights from a quantised file.
 
-transformers gives a GGUF file's weights as float32, though neighbours lie on a grid of few levels.
-A step of few rows takes as long as its weights take to be read: 4-bit weights are packed again, to
-a sixth of the bytes. A pass of many rows takes as long as its products: bfloat16 ones take half the
-time where the processor has them. Inputs, outputs, scales, and bfloat16 weights are rounded to 8
-bits; sums are float32. docs/log.md has the measurements.
+transformers loads a GGUF file's weights as float32, though neighbours are on a grid of few levels.
+Steps of few rows are bound by reading the weights: 4-bit weights are packed again, to a sixth of
+the bytes. Passes of many rows are bound by the products: bfloat16 ones take half the time on
+processors that have them. Inputs, outputs, scales, and bfloat16 weights are rounded to 8 bits; sums
+are float32. docs/log.md has the measurements.
 """
 
 from __future__ import annotations
@@ -23,28 +23,28 @@ from ragkv.model.implementation import (
 )
 
 _GROUP = 32
-"""Neighbours along a weight's input that share a grid of up to 16 levels."""
+"""Neighbours along a weight's input that share a grid of at most 16 levels."""
 INT4_ROWS = 8
-"""Rows up to which 4-bit weights are as fast as bfloat16 ones."""
+"""Most rows for which 4-bit weights are as fast as bfloat16 ones."""
 _FEWEST_ROWS = 4
-"""Fewer rows take longer, with bfloat16 weights."""
+"""With bfloat16 weights, fewer rows take longer than this number."""
 _OFF_GRID = 1 / 16
-"""How far a weight may be from its grid, in levels: scales are rounded, in files and since."""
+"""Largest distance of a weight from its grid, in levels: scales are rounded."""
 _PACKED_ROWS = 16
-"""Outputs that are packed together."""
+"""Number of outputs that are packed together."""
 _LEAST_GROUP = 16
-"""Neighbours that share a grid of more levels."""
+"""Neighbours that share a grid of more than 16 levels."""
 _BLOCK = 1 << 16
-"""Groups that are looked at together: what they take stays in a processor's cache."""
+"""Groups processed together, which fit a processor's cache."""
 _SAMPLED = 32
-"""Groups of a weight that tell whether it is quantised."""
+"""Number of groups of a weight that decide whether it is quantised."""
 
 _aten: Any = torch.ops.aten
 _int4_product: Any = getattr(_aten, "_weight_int4pack_mm_for_cpu", None)
 
 
 class QuantisedWeight:
-    """A weight ``[out, in]`` float32 with copies of fewer bits, each made when it is needed."""
+    """A weight ``[out, in]`` float32 with copies of fewer bits, made on first use."""
 
     def __init__(self, weight: torch.Tensor) -> None:
         self.weight = weight.detach()
@@ -52,7 +52,7 @@ class QuantisedWeight:
     def product(self, rows: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor | None:
         """Return ``rows @ weight^T + bias``, ``[…, n, out]`` float32 from ``[…, n, in]``.
 
-        None where float32 is faster on this processor.
+        None if float32 is faster on this processor.
         """
         count = rows.numel() // rows.shape[-1]
         flat, int4 = rows.reshape(count, -1), self.int4 if count <= INT4_ROWS else None
@@ -66,7 +66,7 @@ class QuantisedWeight:
         return product.view(*rows.shape[:-1], -1)
 
     def few(self, rows: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        """Return :meth:`product` of up to 8 rows, ``[n, in]``, where there is ``int4``."""
+        """Return :meth:`product` for at most 8 rows ``[n, in]``; needs :attr:`int4`."""
         levels, scales = self.int4  # type: ignore[misc]
         out: torch.Tensor = _int4_product(rows.bfloat16(), levels, _GROUP, scales)
         return out.float() if bias is None else out + bias
@@ -90,12 +90,12 @@ class QuantisedWeight:
 
 
 def is_quantised(weight: torch.Tensor) -> bool:
-    """Whether a weight ``[out, in]`` lies on grids of up to 256 levels, by a sample of it."""
+    """Whether a sample of a weight ``[out, in]`` is on grids of at most 256 levels."""
     return weight.shape[1] % _GROUP == 0 and _on_grids(weight.detach(), _LEAST_GROUP, 256)
 
 
 def _on_grids(weight: torch.Tensor, group: int, levels: int) -> bool:
-    """Whether a sample of groups of neighbours lie on a grid each, of up to so many levels."""
+    """Whether each group of neighbours in a sample is on a grid of at most ``levels`` levels."""
     groups = weight.reshape(-1, group)
     sample = groups[:: -(-len(groups) // _SAMPLED)]
     low, high = sample.aminmax(dim=1, keepdim=True)
@@ -110,8 +110,8 @@ def _four_bits(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None:
     """Return ``levels, low, step`` of a weight ``levels * step + low``.
 
-    ``levels`` are int32 0 to 15 ``[out, in]``, the others ``[out, in / 32]``. None where not every
-    32 neighbours lie on a grid of up to 16 levels, from their least to their greatest.
+    ``levels`` are int32 0 to 15 ``[out, in]``, the others ``[out, in / 32]``. None unless every 32
+    neighbours are on a grid of at most 16 levels, from their smallest to their largest.
     """
     if not _on_grids(weight, _GROUP, 16):
         return None
@@ -136,7 +136,7 @@ def _four_bits(
 def _levels(
     groups: torch.Tensor, low: torch.Tensor, step: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the nearest levels int32 ``[groups, 32]``, and which groups lie on them."""
+    """Return the nearest levels int32 ``[groups, 32]``, and which groups are on them."""
     exact = (groups - low[:, None]) / step.clamp_min(torch.finfo().tiny)[:, None]
     nearest = exact.round()
     return nearest.int(), exact.sub_(nearest).abs_().amax(1) < _OFF_GRID

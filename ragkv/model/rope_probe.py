@@ -1,4 +1,4 @@
-"""How a model's layers rotate their keys, probed from the keys themselves."""
+"""A probe of the rotation of keys in each layer of an untested model family."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _IDS = range(40, 56)
 
 
 class KeyProbe:
-    """Each layer's keys of the same tokens, as the model computes them at several positions.
+    """Each layer's keys of the same tokens at several positions.
 
-    Rotary attention depends on differences of positions alone, so these keys differ only by
-    their rotation.
+    Rotary attention depends only on differences of positions, so these keys differ only in their
+    rotation.
     """
 
     @torch.no_grad()
@@ -39,7 +39,7 @@ class KeyProbe:
             self._keys.append([layer.keys for layer in layers])
 
     def distance(self, layer: int, kind: RopeKind, rotary: RotaryTables) -> float:
-        """Return the largest distance of a layer's unrotated keys, in standard deviations."""
+        """Return the largest difference of a layer's unrotated keys, in standard deviations."""
         first, *others = (
             unrotate(keys[layer], rotary.at(kind, positions)).float()
             for keys, positions in zip(self._keys, self._places, strict=True)
@@ -50,9 +50,9 @@ class KeyProbe:
 def probe_rope_kinds(
     model: PreTrainedModel, architecture: Architecture, rotary: RotaryTables
 ) -> tuple[RopeKind, ...]:
-    """Return each layer's kind of rotation: the one that brings its unrotated keys closest.
+    """Return for each layer the kind of rotation with the least :meth:`KeyProbe.distance`.
 
-    :func:`ragkv.engine.verify.check_model` checks that this is close enough.
+    :func:`ragkv.engine.verify.check_model` checks that it is small enough.
     """
     probe = KeyProbe(model)
     return tuple(

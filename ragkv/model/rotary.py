@@ -1,4 +1,4 @@
-"""Rotary positions: the model's own tables, applied and undone in float32."""
+"""Rotary positions: the model's own tables, applied and reverted in float32."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TURNS: tuple[Turn, ...] = ("halves", "adjacent", "backwards", "still")
 
 
 class RopeKind(NamedTuple):
-    """How a layer's keys rotate: the model's table (``""`` where it has one), and the pairing."""
+    """The rotation of a layer's keys: the table's name, empty for the only one, and the pairing."""
 
     table: str = ""
     turn: Turn = "halves"
@@ -54,8 +54,8 @@ class RotaryTables:
     Parameters
     ----------
     backbone
-        Its ``rotary_emb`` makes the tables; one with a ``layer_type`` argument (Gemma 3)
-        has a table for each kind.
+        Its ``rotary_emb`` makes the tables; one with a ``layer_type`` argument (Gemma 3) makes a
+        table for each kind.
     """
 
     def __init__(self, backbone: Any) -> None:
@@ -67,7 +67,7 @@ class RotaryTables:
     def at(self, kind: RopeKind, positions: torch.Tensor) -> Table:
         """Return the table of one kind at ``positions`` ``[tokens]``.
 
-        Most models' tables have each number twice; this one has it once.
+        It has each number once, unlike most models' tables.
         """
         if kind.turn == "still":
             ones = torch.ones(len(positions), 1, device=positions.device)
@@ -80,14 +80,14 @@ class RotaryTables:
     def _of_model(self, table: str, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the model's own tables, ``[tokens, rotary_dim]`` float32."""
         probe = torch.empty(0, dtype=torch.float32, device=positions.device)
-        rotary = self._backbone.rotary_emb  # as it is now: users may replace it
+        rotary = self._backbone.rotary_emb  # the current one: users can replace it
         cos, sin = rotary(probe, positions[None], *([table] if self._by_kind else []))
         return cos[0].float(), sin[0].float()
 
     def _once(self, table: str, device: torch.device) -> slice:
-        """Return columns of a table that have each number once.
+        """Return the columns of a table with each number once.
 
-        Numbers come twice by halves (Llama), twice in a row (Cohere), or once (gpt-oss).
+        Numbers are repeated by halves (Llama), repeated in place (Cohere), or not (gpt-oss).
         """
         if table not in self._columns:
             one = torch.ones(1, dtype=torch.long, device=device)
@@ -107,7 +107,7 @@ class RotaryTables:
 
 
 def rotate(x: torch.Tensor, table: Table) -> torch.Tensor:
-    """Rotate ``x`` ``[..., tokens, head_dim]`` by a table; rounds once, to x's dtype.
+    """Rotate ``x`` ``[..., tokens, head_dim]`` by a table; round once, to its dtype.
 
     Only the first ``rotary_dim`` channels rotate (Phi-3's partial rotary).
     """
@@ -121,8 +121,8 @@ def rotate(x: torch.Tensor, table: Table) -> torch.Tensor:
 
 
 def add_rotated(to: torch.Tensor, x: torch.Tensor, table: Table) -> None:
-    """Add what :func:`rotate` makes of ``x`` (float32) to a tensor in place."""
-    if to.dtype != torch.float32:  # so that the sum is rounded once
+    """Add the rotation of ``x`` (float32) to a tensor in place, see :func:`rotate`."""
+    if to.dtype != torch.float32:  # to round the sum only once
         wide = to.float()
         add_rotated(wide, x, table)
         to.copy_(wide)
@@ -135,6 +135,6 @@ def add_rotated(to: torch.Tensor, x: torch.Tensor, table: Table) -> None:
 
 
 def unrotate(x: torch.Tensor, table: Table) -> torch.Tensor:
-    """Undo :func:`rotate`, attention scaling included."""
+    """Revert :func:`rotate`, attention scaling included."""
     scale = table.cos.square() + table.sin.square()
     return rotate(x, Table(table.cos / scale, -table.sin / scale, table.adjacent))

@@ -1,4 +1,4 @@
-"""A checksum of a few bytes of every weight, so cheap that each request takes one."""
+"""A checksum of a few bytes of every weight, cheap enough for each request."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ import xxhash
 from transformers import PreTrainedModel
 
 _WHOLE = 1 << 15
-"""Weights of up to so many bytes are read whole."""
+"""Weights of at most this many bytes are read whole."""
 _RUNS, _RUN = 16, 64
-"""Of larger ones, so many runs of so many bytes, evenly spread."""
+"""Number of evenly spread runs of a larger weight, and bytes of each."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Samples:
-    """The sampled bytes of a model's weights, where they lie.
+    """Views of the sampled bytes of a model's weights.
 
     Attributes
     ----------
@@ -36,7 +36,7 @@ class Samples:
 
     @property
     def checksum(self) -> int:
-        """Of the bytes as they are now."""
+        """Checksum of the current bytes."""
         read = [np.concatenate(views) for views in self.on_host if views]
         read += [torch.cat([*parts]).cpu().numpy() for parts in self.on_devices]
         total = xxhash.xxh3_64()
@@ -56,7 +56,7 @@ def checksum_of(model: PreTrainedModel, weights: Sequence[torch.Tensor], places:
     Parameters
     ----------
     places
-        Says whether the weights lie where they lay at the last call: equal, if they do.
+        The weights' addresses: the views of the last call are used again if it is equal.
     """
     known = _samples.get(model)
     if known is None or known[0] != places:
@@ -78,7 +78,7 @@ def _samples_of(weights: Iterable[torch.Tensor]) -> Samples:
 
 
 def _plain(weight: torch.Tensor) -> Iterator[torch.Tensor]:
-    """Yield a weight with memory of its own; of a wrapper around others (torchao's), those."""
+    """Yield a weight, or the weights inside a wrapper such as torchao's."""
     parts = getattr(weight, "__tensor_flatten__", None)
     if parts is not None:
         for name in parts()[0]:
@@ -88,7 +88,7 @@ def _plain(weight: torch.Tensor) -> Iterator[torch.Tensor]:
 
 
 def _sampled(weight: torch.Tensor) -> torch.Tensor:
-    """Return a view of ``[bytes]`` or ``[runs, bytes]`` uint8 of the memory that a weight spans."""
+    """Return a view ``[bytes]`` or ``[runs, bytes]`` uint8 of a weight's memory."""
     span = 1 + sum(starmap(_reach, zip(weight.shape, weight.stride(), strict=True)))
     raw = weight.as_strided((span,), (1,)).view(torch.uint8)
     if len(raw) <= _WHOLE:

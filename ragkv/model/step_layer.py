@@ -1,4 +1,4 @@
-"""Decoder layers in steps of few rows, by a third of transformers' operations."""
+"""Decoder layers for steps of few rows, with a third of transformers' operations."""
 
 from __future__ import annotations
 
@@ -19,49 +19,65 @@ _ALIKE = [f"transformers.models.{n}.modeling_{n}" for n in ("llama", "mistral", 
 Forward = Callable[..., Any]
 
 
-def step_forward(fast: Any, layer: Any) -> Forward:
-    """Return a layer's ``forward``: its own, but for few rows of passes in ``fast.threads``."""
-    attention, mlp, at = layer.self_attn, layer.mlp, layer.self_attn.layer_idx
-    heads, width = [attention.q_proj, attention.k_proj, attention.v_proj], attention.head_dim
-    groups = heads, [attention.o_proj], [mlp.gate_proj, mlp.up_proj], [mlp.down_proj]
-    counts = [part.out_features // width for part in heads]
+def step_forward(patches: Any, layer: Any) -> Forward:
+    """Return a layer's ``forward``: its own, except for few rows of passes in patched threads."""
+    attention, mlp = layer.self_attn, layer.mlp
+    index, head_dim = attention.layer_idx, attention.head_dim
+    projections = [attention.q_proj, attention.k_proj, attention.v_proj]
+    counts = [part.out_features // head_dim for part in projections]
     norms = [getattr(attention, name) for name in ("q_norm", "k_norm") if hasattr(attention, name)]
-    before, between = (
-        (each.weight.shape, each.weight, each.variance_epsilon)
-        for each in (layer.input_layernorm, layer.post_attention_layernorm)
-    )
-    products = cache(lambda: [fast.together(group) for group in groups])
+
+    @cache
+    def products() -> list[Forward]:
+        """Return the joint products of q, k and v; of o; of gate and up; of down."""
+        groups = projections, [attention.o_proj], [mlp.gate_proj, mlp.up_proj], [mlp.down_proj]
+        return [patches.together(group) for group in groups]
 
     def forward(hidden: torch.Tensor, **given: Any) -> Any:
         one, rows = given.get("ragkv_pass"), hidden[0]
-        few = len(rows) <= INT4_ROWS and threading.get_ident() in fast.threads
+        few = len(rows) <= INT4_ROWS and threading.get_ident() in patches.threads
         if one is None or not few or implementation_for("quantised", hidden) != "rounded":
             return type(layer).forward(layer, hidden, **given)
-        (cos, sin), (qkv, out, gate_up, down) = _tables(given["position_embeddings"]), products()
-        fresh = qkv(torch.rms_norm(rows, *before)).view(len(rows), -1, width).transpose(0, 1)[None]
+        qkv, out, gate_up, down = products()
+        fresh = qkv(_normed(rows, layer.input_layernorm))
+        fresh = fresh.view(len(rows), -1, head_dim).transpose(0, 1)[None]
         query, key, value = fresh.split_with_sizes(counts, dim=1)
-        turned = torch.cat([norms[0](query), norms[1](key)], 1) if norms else fresh[:, : -counts[2]]
-        turned = (turned * cos).addcmul_(turned.roll(width // 2, -1), sin)
-        query, key = turned.split_with_sizes(counts[:2], dim=1)
-        key, value = cache_in(given).update(key, value, at)
-        how = {"sliding_window": one.windows[at], "scaling": attention.scaling, "ragkv_pass": one}
+        both = torch.cat([norms[0](query), norms[1](key)], 1) if norms else fresh[:, : -counts[2]]
+        cos, sin = _tables(given["position_embeddings"])
+        both = (both * cos).addcmul_(both.roll(head_dim // 2, -1), sin)
+        query, key = both.split_with_sizes(counts[:2], dim=1)
+        key, value = cache_in(given).update(key, value, index)
         attend = ALL_ATTENTION_FUNCTIONS[attention.config._attn_implementation]  # noqa: SLF001
-        mixed, _ = attend(attention, query, key, value, given.get("attention_mask"), **how)
+        mixed, _ = attend(
+            attention,
+            query,
+            key,
+            value,
+            given.get("attention_mask"),
+            sliding_window=one.windows[index],
+            scaling=attention.scaling,
+            ragkv_pass=one,
+        )
         rows = rows + out(mixed.view(len(rows), -1))
-        gate, up = gate_up(torch.rms_norm(rows, *between)).chunk(2, -1)
+        gate, up = gate_up(_normed(rows, layer.post_attention_layernorm)).chunk(2, -1)
         return (rows + down(mlp.act_fn(gate) * up))[None]
 
     return forward
 
 
+def _normed(rows: torch.Tensor, norm: Any) -> torch.Tensor:
+    return torch.rms_norm(rows, norm.weight.shape, norm.weight, norm.variance_epsilon)
+
+
 @lru_cache(maxsize=2)
 def _tables(cos_sin: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return cos, and sin with the sign that rolling by half the channels needs."""
     first, second = cos_sin[1].chunk(2, -1)
     return cos_sin[0], torch.cat([-first, second], -1)
 
 
 def suits_steps(layer: Any, linear: Collection[Any]) -> bool:
-    """Whether a layer, whose linear ones may be replaced, is transformers' own and unobserved."""
+    """Whether a layer is transformers' own and has no hooks; ``linear`` layers may be patched."""
     if (home := type(layer).__module__) not in _ALIKE:
         return False
     parts = {*layer.children(), *layer.self_attn.children(), *layer.mlp.children()}

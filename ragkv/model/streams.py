@@ -12,10 +12,10 @@ import torch
 
 
 class SideStream:
-    """A stream for copies from the host: they run while the device computes.
+    """A stream for copies from the host, which run while the device computes.
 
-    On the CPU, and on devices without streams, the copies run at once. There is one of each
-    device, :func:`side_stream`, since torch reserves memory for every stream.
+    On the CPU, and on devices without streams, copies are synchronous. Each device has one,
+    :func:`side_stream`, since torch reserves memory for every stream.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -25,13 +25,13 @@ class SideStream:
         self._own = self._streams.Stream(device) if has_any else None
 
     def wait_for_compute(self) -> None:
-        """Let its next work wait for all work queued on the current stream."""
+        """Make its next work wait for all work queued on the current stream."""
         if self._own is not None:
             self._own.wait_stream(self._streams.current_stream(self._device))
 
     @contextmanager
     def on_side_stream(self) -> Iterator[None]:
-        """Queue the block's work on it; later work of the current stream waits for that."""
+        """Queue the block's work on this stream; later work of the current stream waits for it."""
         if self._own is None:
             yield
             return
@@ -44,10 +44,10 @@ class SideStream:
 
 
 class _PlanFree:
-    """Attention without cuDNN in blocks of several threads, which begin and end in any order.
+    """Attention without cuDNN in blocks of several threads, which overlap in any order.
 
-    cuDNN makes a plan for each new length, which takes 40 ms on a Hopper: prompts have new lengths.
-    torch's setting is the process's; it is as it was once the last block has ended.
+    cuDNN plans each new length, which takes 40 ms on a Hopper GPU, and prompts have new lengths.
+    torch's setting is global; the end of the last block restores it.
     """
 
     def __init__(self) -> None:
@@ -76,7 +76,7 @@ _plan_free = _PlanFree()
 
 
 def without_plans(device: torch.device) -> AbstractContextManager[None]:
-    """Let no attention on a GPU wait for a plan of cuDNN in the block."""
+    """Compute attention on a GPU without cuDNN's plans in the block."""
     return _plan_free.block() if device.type == "cuda" else nullcontext()
 
 
@@ -104,7 +104,7 @@ def side_stream(device: torch.device) -> SideStream:
 
 
 def to_device(numbers: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
-    """Copy numbers to the device; with CUDA without blocking host or queue."""
+    """Copy numbers to the device, with CUDA asynchronously."""
     here = torch.from_numpy(numbers)
     if device.type == "cuda":
         return here.pin_memory().to(device, non_blocking=True)

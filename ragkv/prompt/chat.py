@@ -1,4 +1,4 @@
-"""A chat with tools: messages, the tools' definitions, and whether one has to be called."""
+"""A chat with tools: messages, definitions of tools, and the choice among them."""
 
 from __future__ import annotations
 
@@ -20,27 +20,25 @@ _WORDS = ("auto", "none", "required")
 class Chat(Sequence[Message]):
     """The messages of a chat, and tools that the model may call.
 
-    It is a prompt like a list of messages. The definitions go through the model's chat template
-    (into the prompt's head), and calls are read out of the answer:
-    :attr:`ragkv.Completion.tool_calls`.
+    It is used as a prompt like a list of messages. The chat template writes the definitions into
+    the prompt's head, and calls are parsed from the answer: :attr:`ragkv.Completion.tool_calls`.
 
     Parameters
     ----------
     messages
-        As OpenAI's and transformers' are: answers may have ``tool_calls``, results are messages of
-        the role ``"tool"``. They are kept as :func:`ragkv.prompt.messages.normal_messages` returns
-        them.
+        In the form of OpenAI and transformers: answers can have ``tool_calls``, results have the
+        role ``"tool"``. They are normalised by :func:`ragkv.prompt.messages.normal_messages`.
     tools
-        ``{"type": "function", "function": {"name", "description", "parameters"}}``, each.
+        Each is ``{"type": "function", "function": {"name", "description", "parameters"}}``.
     tool_choice
-        ``"auto"``: the model decides. ``"none"``: calls are not read, the definitions stay in the
-        prompt. ``"any"``, or the name of a tool: the answer is one call, by constrained decoding,
-        which needs ``ragkv[structured]``. Also as other libraries write it: None and False
+        ``"auto"``: the model decides. ``"none"``: calls are not parsed, but the definitions stay in
+        the prompt. ``"any"``, or the name of a tool: the answer is one call, by constrained
+        decoding, which needs ``ragkv[structured]``. Forms of other libraries: None and False
         (``"auto"``), ``"required"`` and True (``"any"``), ``{"type", "name"}``, and OpenAI's
-        objects: a function, and ``allowed_tools``, which may be called alone, while the
-        definitions of the others stay in the prompt.
+        objects: a function, or ``allowed_tools``, which limits the calls and leaves all
+        definitions in the prompt.
     parallel_tool_calls
-        False: an answer has one call at most; generation ends behind it.
+        False: generation ends after the first call.
     chat_template_kwargs
         Variables of the chat template, such as ``{"enable_thinking": False}``.
 
@@ -83,11 +81,11 @@ class Chat(Sequence[Message]):
 
     @property
     def reads_calls(self) -> bool:
-        """Whether calls are read out of the answer."""
+        """Whether calls are parsed from the answer."""
         return bool(self.tools) and self.tool_choice != "none"
 
     def may_call(self, name: str) -> bool:
-        """Whether the tool is one of those that are allowed."""
+        """Return whether the tool is allowed."""
         return self.allowed_tools is None or name in self.allowed_tools
 
     @property
@@ -97,7 +95,7 @@ class Chat(Sequence[Message]):
 
     @property
     def forced_schema(self) -> dict[str, Any] | None:
-        """The JSON schema of the one call that the answer has to be; None where it is free."""
+        """The JSON schema of a required call; None if no call is required."""
         if not self.has_to_call:
             return None
         calls = self.call_schemas
@@ -105,7 +103,7 @@ class Chat(Sequence[Message]):
 
     @property
     def call_schemas(self) -> list[dict[str, Any]]:
-        """The JSON schemas of the calls that may be made."""
+        """The JSON schemas of the allowed calls."""
         functions = [tool["function"] for tool in self.tools]
         functions = [each for each in functions if self.may_call(each["name"])]
         named = [each for each in functions if each["name"] == self.tool_choice]
@@ -125,12 +123,12 @@ class Chat(Sequence[Message]):
 
 @dataclass(frozen=True, slots=True)
 class TokenIds:
-    """A prompt of exactly these tokens: nothing is added, and nothing is tokenised.
+    """A prompt of exactly these tokens, without tokenisation or added tokens.
 
     Raises
     ------
     ConfigError
-        One of them is no number that an int32 has, or is negative.
+        A token id is not an integer from 0 to 2**31 - 1.
     """
 
     ids: Sequence[int]
@@ -219,7 +217,7 @@ def prompt_of(
     prompt: str | Sequence[Message] | TokenIds,
     chat_template_kwargs: Mapping[str, Any] | None = None,
 ) -> str | Chat | TokenIds:
-    """Return a text as it is, and messages as a chat with these variables of its template, too.
+    """Return messages as a chat with these template variables; texts and token ids unchanged.
 
     Raises
     ------

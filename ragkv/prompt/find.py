@@ -1,30 +1,31 @@
-"""ChunkFinder: which spans of a prompt are known chunks, without separators.
+"""ChunkFinder: known chunks in a prompt, found without separators.
 
-A prompt is scanned once: the hash of every window as long as a head tells the few
-offsets where a chunk may begin (:mod:`ragkv.prompt.rolling`), the sorted texts tell
-which (:mod:`ragkv.prompt.heads`), and of those that overlap, those are kept that cover
-the most (:mod:`ragkv.prompt.cover`).
+A prompt is scanned once. The hashes of all windows as long as a chunk's head
+(:mod:`ragkv.prompt.rolling`) give the few offsets where a chunk can begin, the sorted texts
+(:mod:`ragkv.prompt.heads`) give the chunk, and :func:`cover` chooses among overlapping ones.
 """
 
 from __future__ import annotations
 
 import threading
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from ragkv.prompt.cover import cover
+import numpy as np
+
 from ragkv.prompt.heads import HeadIndex
 from ragkv.prompt.rolling import code_points, window_hashes
 
 MIN_CHARS = 16
-"""Chunks of fewer characters are not registered: prompts contain such texts by chance."""
+"""Fewest characters of a registered chunk; prompts contain shorter texts by chance."""
 
 MIN_HEAD = 48
-"""Least characters of a cut-off chunk: fewer save little, and are headings or labels."""
+"""Fewest characters of a truncated chunk; shorter ones save little and are headings or labels."""
 
 _SMALL = 256  # an index up to this size is simply rebuilt when a text is added
 _GROWTH = 4  # an index is at least this much larger than the next one
+_CHARACTER = 1 << 20  # a character outweighs any number of spans; then fewer spans win
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +166,7 @@ def _keep_longest(spans: dict[int, Span], span: Span) -> None:
 
 
 def _choose(spans: dict[int, Span], shortest: int | None = None) -> list[Span]:
-    """Return the spans that cover the most, by :func:`ragkv.prompt.cover.cover`."""
+    """Return the spans that cover the most, by :func:`cover`."""
     ordered = [spans[start] for start in sorted(spans)]
     starts, ends = [span.start for span in ordered], [span.end for span in ordered]
     return [
@@ -179,3 +180,54 @@ def _free_until(start: int, spans: Sequence[Span], length: int) -> int:
     if after and spans[after - 1].end > start:
         return start
     return spans[after].start if after < len(spans) else length
+
+
+def cover(
+    starts: Sequence[int], ends: Sequence[int], shortest: int | None = None
+) -> list[tuple[int, int]]:
+    """Choose the spans that together cover the most characters without overlapping.
+
+    Dynamic programming from the last span to the first (weighted interval
+    scheduling). Of equal covers one with the fewest spans is taken.
+
+    Parameters
+    ----------
+    starts, ends
+        The candidates, at most one a start, in ascending order of ``starts``.
+    shortest
+        A span may be cut where the next one begins if this many characters of it
+        remain. ``None``: spans are taken whole or not at all.
+
+    Returns
+    -------
+    list of (candidate, end)
+        The chosen candidates' indices in ascending order, each with its end.
+    """
+    count = len(starts)
+    worth = np.zeros(count + 1, np.int64)  # of the best cover by candidates k, k + 1, ...
+    reach = np.zeros(count, np.int64)  # the same, plus the characters in front of k
+    taken: list[tuple[int, int] | None] = [None] * count  # (end, next candidate)
+    for k in range(count - 1, -1, -1):
+        start, end = starts[k], ends[k]
+        after = bisect_left(starts, end, lo=k + 1)
+        best, choice = end * _CHARACTER + int(worth[after]), (end, after)
+        if shortest is not None:
+            first = bisect_left(starts, start + shortest, lo=k + 1)
+            if first < after:
+                cut = first + int(reach[first:after].argmax())
+                if reach[cut] > best:
+                    best, choice = int(reach[cut]), (starts[cut], cut)
+        best -= start * _CHARACTER + 1
+        if best >= worth[k + 1]:
+            taken[k] = choice
+        worth[k] = max(best, int(worth[k + 1]))
+        reach[k] = start * _CHARACTER + worth[k]
+    chosen, k = [], 0
+    while k < count:
+        choice_k = taken[k]
+        if choice_k is None:
+            k += 1
+        else:
+            chosen.append((k, choice_k[0]))
+            k = choice_k[1]
+    return chosen

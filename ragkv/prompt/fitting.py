@@ -1,7 +1,7 @@
-"""Messages fitted to a chat template: what it refuses is said in a way that it takes.
+"""Chat messages rewritten for what a chat template accepts.
 
-What a template refuses is found by rendering short chats with it, once a template. So a chat's
-first messages are rendered alike whatever follows them, and former prompts are continued.
+Short chats are rendered with each template once to find what it refuses. The result does not depend
+on the chat, so its first messages render the same whatever follows, and earlier prompts are reused.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ TEMPLATE_ERRORS = (
     *(TemplateError, TypeError, ValueError, AttributeError, LookupError, ArithmeticError),
     RecursionError,
 )
-"""What a chat template raises for what it does not take."""
+"""Errors of chat templates for messages that they do not accept."""
 
 
 @dataclass(frozen=True, slots=True)
 class Refusals:
-    """What a chat template refuses, or leaves out.
+    """Features that a chat template refuses or leaves out.
 
     Attributes
     ----------
     texts
-        Content that is a text; it takes lists of parts alone.
+        Content that is a text; only lists of parts are accepted.
     system, systems
         System messages; more than one of them, or one that is not the first.
     repeats
@@ -46,13 +46,13 @@ class Refusals:
     several_calls
         More than one call in a message.
     texts_of_calls
-        Calls alone: it writes results, and leaves out what they are of.
+        Calls only: results are written without the calls.
     ids
         Ids of calls that are not nine letters and digits.
     questions_after_results
         A user's message right after a tool's result.
     thoughts
-        Thoughts of a model beside a text and a call.
+        A model's thoughts beside a text and a call.
     """
 
     texts: bool = False
@@ -88,7 +88,7 @@ _TOOL = {
 def fitted(
     messages: Sequence[Mapping[str, Any]], tokenizer: PreTrainedTokenizerBase, *, tools: bool
 ) -> Messages:
-    """Return messages that the chat template takes, as far as it takes such.
+    """Return messages that the chat template accepts, as far as possible.
 
     Parameters
     ----------
@@ -138,7 +138,7 @@ def refusals_of(tokenizer: PreTrainedTokenizerBase, *, tools: bool) -> Refusals:
 
 @dataclass(frozen=True, slots=True)
 class _Probe:
-    """Renders short chats, whose texts must be in what comes out."""
+    """Renders short chats; their texts must be in the output."""
 
     render: Callable[[Messages], str]
     in_parts: bool = False
@@ -179,7 +179,7 @@ _ANSWER, _ANSWER_2, _NO_ANSWER = (_says("assistant", text) for text in ("ragkvA1
 _THOUGHTS = ("reasoning_content", "reasoning", "thinking")
 _NINE, _OTHER = "a1b2c3d4e", "f5a6b7c8d"
 _ANY = ("call_0123456789", "c1")
-"""Ids as clients make them."""
+"""Ids in the forms that clients use."""
 
 
 def _probed(render: Callable[[Messages], str], *, reads_calls: bool) -> Refusals:
@@ -280,9 +280,9 @@ def _answered(messages: Messages) -> Iterator[dict[str, Any]]:
 
 
 def _in_taken_roles(messages: Messages, refused: Refusals) -> Messages:
-    """Return messages in roles and in an order that the template takes.
+    """Return messages in roles and in an order that the template accepts.
 
-    A system message that is refused becomes the beginning of the next message of the user.
+    A refused system message becomes the beginning of the next user message.
     """
     out: Messages = []
     told = False  # the last one is a system message in the user's role

@@ -1,8 +1,7 @@
-"""HeadIndex: an immutable set of texts that knows which of them a prompt goes on with.
+"""HeadIndex: an immutable set of texts, looked up by their heads.
 
-The texts are sorted, so that the one with the longest head in common with any string
-stands right beside the place where that string would be inserted. Thousands of texts
-with one and the same head therefore cost a few comparisons more, not thousands.
+The texts are sorted, so the text with the longest common head with a string is adjacent to the
+string's insertion point. Thousands of texts with the same head cost only a few more comparisons.
 """
 
 from __future__ import annotations
@@ -19,8 +18,8 @@ from ragkv.prompt.rolling import Hashes, head_hashes
 class HeadIndex:
     """Texts of at least ``width`` characters, found by their heads.
 
-    Every lookup takes ``live``, the texts that count: others are passed over, so
-    that removing a text needs no new index.
+    Every lookup takes ``live``, the texts that are not deleted, so that a deletion needs no new
+    index.
     """
 
     def __init__(self, texts: Iterable[str], width: int) -> None:
@@ -38,7 +37,7 @@ class HeadIndex:
         return len(self.texts)
 
     def candidates(self, hashes: Hashes) -> npt.NDArray[np.intp]:
-        """Return the offsets where a text's head may stand, given the windows' hashes."""
+        """Return the possible offsets of heads, from the hashes of all windows."""
         maybe = np.flatnonzero(self._seen[hashes >> self._shift])
         wanted = hashes[maybe]
         place = np.searchsorted(self._hashes, wanted)
@@ -47,7 +46,7 @@ class HeadIndex:
         return offsets
 
     def whole(self, prompt: str, start: int, live: Collection[str]) -> str | None:
-        """Return the longest live text that stands whole at ``prompt[start:]``."""
+        """Return the longest live text that ``prompt[start:]`` begins with."""
         rest = prompt[start : start + self._longest]
         place = bisect_right(self.texts, rest) - 1
         if place < 0:
@@ -89,7 +88,7 @@ def _longest_heads(texts: Sequence[str]) -> dict[int, int]:
 
 
 def common_head(one: str, other: str) -> int:
-    """Return how many first characters two strings have in common."""
+    """Return the length of the common head of two strings."""
     low, high = 0, min(len(one), len(other))
     if one[:high] == other[:high]:
         return high

@@ -1,8 +1,7 @@
-"""A prompt's tokens with those of its answer so far, and where the last ones occurred before.
+"""The tokens of a prompt and its answer, and earlier occurrences of the last tokens.
 
-Answers over retrieved text copy from it. What stood behind an earlier occurrence of the last
-tokens is what the answer may continue with: prompt lookup decoding drafts it, and copy repair
-recomputes it where it is stale.
+Answers copy from retrieved text. The tokens after an earlier occurrence of the last ones are a
+likely continuation: prompt lookup decoding drafts them, and copy repair recomputes stale ones.
 """
 
 from __future__ import annotations
@@ -52,11 +51,11 @@ class TokenHistory:
         self._length, self._found = end, None
 
     def truncate(self, length: int) -> None:
-        """Forget the answer's tokens from position ``length`` on."""
+        """Remove the answer's tokens from position ``length`` on."""
         self._length, self._found = max(self.prompt_tokens, min(length, self._length)), None
 
     def occurrences(self) -> tuple[Positions, Positions]:
-        """Return the earlier positions of the last token, and how long each match is.
+        """Return the earlier positions of the last token, and the length of each match.
 
         Returns
         -------

@@ -1,4 +1,4 @@
-"""Chat messages as clients send them, in the one form that chat templates read."""
+"""Normalisation of chat messages to the form that chat templates read."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ _FORM = "prompt must be a string or a list of {'role', 'content'} messages"
 _ROLES = {"developer": "system", "function": "tool"}
 """OpenAI's newer name of one role, and the older name of another."""
 _PART_TEXTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
-"""Types of content that are text, and the field that has it."""
+"""Types of textual content, and the field with the text."""
 _SILENT_PARTS = (
     *("reasoning", "thinking", "redacted_thinking", "tool_call", "tool_use", "function_call"),
     *("tool_call_chunk", "invalid_tool_call", "server_tool_call"),
 )
-"""Types of content that are no part of an earlier answer's text."""
+"""Types of content that do not belong to an earlier answer's text."""
 
 
 def normal_messages(messages: object) -> tuple[Message, ...]:
     """Return messages with text as content, objects as arguments, and results that name calls.
 
-    Content is one text: parts are joined, and an answer or a result may have none. The arguments
-    of a call are an object, whether they were one or JSON; none, or null, is an empty one. Every
-    call has an id, and a tool's result the id and the name of its call, as far as there is one.
-    Fields that are None are dropped. It changes nothing in messages that it returned.
+    The parts of content are joined to one text, empty for an answer or a result without content.
+    The arguments of a call become an object, from JSON if necessary; missing or null ones an empty
+    object. Every call gets an id, and a tool's result the id and the name of its call if there is
+    one. Fields that are None are dropped. The function is idempotent.
 
     Raises
     ------
     ConfigError
-        They are no messages, have content that is no text, or arguments that are no object; it
-        says which message and which call.
+        The input is not a list of messages, content is not text, or arguments are not an object.
+        The error names the message and the call.
     """
     if isinstance(messages, str | bytes | Mapping) or not isinstance(messages, Iterable):
         raise ConfigError(_FORM)
@@ -49,7 +49,7 @@ def text_of(content: object) -> str:
     Raises
     ------
     ConfigError
-        A part of it is no text; it names the part's type.
+        A part is not text; the error names its type.
     """
     if isinstance(content, str):
         return content
@@ -59,19 +59,19 @@ def text_of(content: object) -> str:
 
 
 def arguments_of(given: object) -> dict[str, Any]:
-    """Return a call's arguments, an object or its JSON; none, and null, is an empty one.
+    """Return a call's arguments from an object or its JSON; missing or null ones are empty.
 
     Raises
     ------
     ConfigError
-        They are something else.
+        They have a different form.
     """
     read = given
     if isinstance(given, str):
         try:
             read = json.loads(given) if given.strip() else None
         except (ValueError, RecursionError) as error:
-            raise ConfigError(f"arguments are no JSON ({error}): {given!r:.80}") from None
+            raise ConfigError(f"arguments are not JSON ({error}): {given!r:.80}") from None
     if read is None:
         return {}
     if not isinstance(read, Mapping):
@@ -81,12 +81,12 @@ def arguments_of(given: object) -> dict[str, Any]:
 
 
 def check_json(name: str, value: object) -> None:
-    """Check that JSON can say a value: in a template, others are the names of their types.
+    """Check that a value is JSON; templates write the type names of other values.
 
     Raises
     ------
     ConfigError
-        It has a date, a set or the like.
+        It contains e.g. a date or a set.
     """
     try:
         json.dumps(value, default=_json_of)
@@ -101,7 +101,7 @@ def _json_of(value: object) -> dict[Any, Any]:
 
 
 def short_id(text: str) -> str:
-    """Return nine letters and digits that stand for a call's id."""
+    """Return an id of nine letters and digits for a call's id."""
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()[:9]
 
 
@@ -147,7 +147,7 @@ def _call(call: object, at: int, which: int) -> dict[str, Any]:
 
 
 def _name_calls(messages: Iterable[dict[str, Any]]) -> None:
-    """Give results the id and the name of their call: the one with their id, or the next one."""
+    """Give each result the id and the name of the call with its id, or else of the next call."""
     known: dict[str, Message] = {}
     waiting: list[Message] = []
     for message in messages:
@@ -184,6 +184,6 @@ def _part_text(part: object) -> str:
 
 
 def parts_of(messages: Iterable[Message]) -> Iterator[dict[str, Any]]:
-    """Yield messages with their text as the one part of their content."""
+    """Yield messages whose content is a list with one text part."""
     for message in messages:
         yield {**message, "content": [{"type": "text", "text": message["content"]}]}

@@ -25,10 +25,10 @@ IntArray = npt.NDArray[np.int32]
 Encoded = tuple[IntArray, IntArray]
 """Ids ``[tokens]``, and the first character and the end of each token, ``[tokens, 2]``."""
 
-_KEPT = 8192
-"""Remembered pieces of a tokenizer: at most about 25 MB."""
-_SPACING = 64
-"""One of so many places is a cut: pieces of about 400 characters of English."""
+_KEPT = 32768
+"""Remembered pieces of a tokenizer: about 30 MB."""
+_SPACING = 16
+"""One of so many places is a cut: pieces of about 100 characters of English."""
 _SEEN = 8
 """Characters that decide whether a place is a cut, from its blank on."""
 _ACROSS = re.compile("[A-Za-z][ \u0120\u2581]")  # vocabularies write a blank in three ways

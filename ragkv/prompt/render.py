@@ -21,10 +21,10 @@ Prompt = str | Sequence[Message] | TokenIds
 _MARK = "\ue000ragkv\ue000"
 _MARKED = Chat([{"role": "user", "content": _MARK}])
 _OPENING = 8
-"""Characters by which the head of a chat template is known."""
+"""Characters that identify the head of a chat template."""
 _DATE = "\ue000date\ue000"
 _UNDATED = "{% macro strftime_now(format) %}" + _DATE + "{% endmacro %}"
-"""Before a chat template, has it write a mark instead of the day's date."""
+"""Put before a chat template, it replaces the current date with a mark."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,15 +38,14 @@ class Rendered:
 def render(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> Rendered:
     """Render a prompt; tools of a :class:`ragkv.Chat` go through the chat template.
 
-    A string is taken verbatim; special tokens are added as the tokenizer does by
-    default, unless the text begins with the BOS token already. Messages go through
-    the chat template, which writes the special tokens itself.
+    A string is used verbatim; the tokenizer adds its special tokens unless the text begins with the
+    BOS token. Messages go through the chat template, which writes the special tokens itself.
 
     Raises
     ------
     ConfigError
-        The prompt is neither, a message holds an image or the like, the tokenizer has no chat
-        template, or that refuses the messages in every form.
+        The prompt has a different type, a message contains e.g. an image, the tokenizer has no chat
+        template, or the template refuses the messages.
     """
     asked = prompt_of(prompt)
     if isinstance(asked, str):
@@ -60,10 +59,10 @@ def render(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> Rendered:
 
 
 def chat_head(tokenizer: PreTrainedTokenizerBase) -> str:
-    """Return what the chat template puts before the first user text (the sink "auto").
+    """Return the chat template's text before the first user message (the sink "auto").
 
-    Without a chat template it is the BOS token, where the tokenizer puts one before a text. Where
-    the template writes the day's date, it ends before that: chunks are to serve on other days, too.
+    Without a chat template, this is the BOS token if the tokenizer adds one. The text ends before
+    the current date if the template writes it, so that chunks are reusable on other days.
     """
     if not tokenizer.chat_template:
         bos = tokenizer.bos_token_id
@@ -73,10 +72,9 @@ def chat_head(tokenizer: PreTrainedTokenizerBase) -> str:
 
 
 def render_sink(text: str, tokenizer: PreTrainedTokenizerBase) -> Rendered:
-    """Give the sink the special tokens that a prompt beginning with it gets.
+    """Render the sink with the special tokens of a prompt that begins with it.
 
-    The head of a chat template holds them already; in front of other text the
-    tokenizer puts its own. No text is no sink.
+    The head of a chat template contains them; for other text the tokenizer adds its own.
     """
     plain = bool(text) and not _starts_with_bos(text, tokenizer)
     if plain and tokenizer.chat_template:
@@ -90,10 +88,10 @@ def template_head(
     tools: Sequence[Mapping[str, Any]] = (),
     chat_template_kwargs: Mapping[str, Any] | None = None,
 ) -> str:
-    """Return what a prompt template puts before its first ``{field}``.
+    """Return a prompt template's text before its first ``{field}``.
 
-    For a string that is the text up to the field; messages are rendered through the
-    chat template, with the tools and its variables, up to it, or to the day's date.
+    Messages are rendered through the chat template, with the tools and its variables, up to the
+    field or the current date.
     """
     if isinstance(template, str):
         return _until_field(template)[0]
@@ -112,7 +110,7 @@ def template_head(
 
 
 def undated(sink: str, tokenizer: PreTrainedTokenizerBase) -> str:
-    """Cut a sink that begins as the chat template does where that writes the day's date."""
+    """Cut a sink that begins with the chat template's head before the current date."""
     if not _writes_date(tokenizer):
         return sink
     head, dated = _until_mark(_MARKED, tokenizer)
@@ -124,7 +122,7 @@ def _writes_date(tokenizer: PreTrainedTokenizerBase) -> bool:
 
 
 def _until_mark(chat: Chat, tokenizer: PreTrainedTokenizerBase) -> tuple[str, bool]:
-    """Return what stands before the mark on any day, and whether a date has cut it short."""
+    """Return the text before the mark or the date, and whether it ends at the date."""
     given = {}
     if _writes_date(tokenizer):
         given["chat_template"] = _UNDATED + tokenizer.get_chat_template()
@@ -136,7 +134,7 @@ def _until_mark(chat: Chat, tokenizer: PreTrainedTokenizerBase) -> tuple[str, bo
 def _until_field(template: str) -> tuple[str, bool]:
     """Return the literal text before the first field, and whether there is a field.
 
-    A text that is no format string, such as one with JSON in it, is literal.
+    A text that is not a format string, e.g. one that contains JSON, is literal.
     """
     head = ""
     try:
@@ -167,7 +165,7 @@ def _apply_template(chat: Chat, tokenizer: PreTrainedTokenizerBase, **given: Any
         plain: Any = fitted(messages, tokenizer, tools=takes_tools)
         return str(tokenizer.apply_chat_template(plain, **given))
     except TEMPLATE_ERRORS as error:
-        raise ConfigError(f"the chat template does not take these messages: {error}") from error
+        raise ConfigError(f"the chat template does not accept these messages: {error}") from error
 
 
 def _starts_with_bos(text: str, tokenizer: PreTrainedTokenizerBase) -> bool:

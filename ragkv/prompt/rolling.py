@@ -2,7 +2,7 @@
 
 Rabin-Karp fingerprints (Karp and Rabin, 1987) in NumPy: a window's hash is
 ``sum(code_point[k] * BASE**(width - 1 - k))`` with unsigned wrap-around. They only
-sort out places that cannot match; whoever uses them compares the texts.
+exclude places that cannot match; callers compare the texts.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Where chunks stand in tokens whose text is not known any more."""
+"""Positions of chunks in tokens without their text."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from ragkv.prompt.render import Rendered
 from ragkv.prompt.tokens import IntArray, tokenize
 
 EDGE = 4
-"""Characters at either end of a spelled text that its neighbours may change."""
+"""Characters at both ends of a spelled text that its neighbours can change."""
 
 
 class _Spelled(dict[int, str]):
-    """The strings of tokens, each asked of the tokenizer once."""
+    """A cache of the strings of tokens."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self._tokenizer = tokenizer
@@ -29,8 +29,8 @@ class _Spelled(dict[int, str]):
 class Speller:
     """Joins the strings that a tokenizer has for tokens.
 
-    They are the same however a text was cut into tokens: behind a blank, a chunk's first words may
-    be other tokens, and so on.
+    The result does not depend on how a text was split into tokens, e.g. at a chunk's first words
+    after a blank.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -38,14 +38,14 @@ class Speller:
         self._spelled = _Spelled(tokenizer)
 
     def head(self, text: str) -> str:
-        """Return what every prompt spells that has a chunk, perhaps truncated."""
+        """Return the spelling that all prompts with a chunk contain, even a truncated one."""
         ids = tokenize(Rendered(text[:MIN_HEAD], add_special_tokens=False), self._tokenizer).ids
         return self._text(ids)[EDGE:-EDGE]
 
     def first(self, heads: Sequence[str], ids: IntArray) -> int:
-        """Return where the first of some heads begins in ``[tokens]``, or a little before.
+        """Return the index of the first head's beginning in ``[tokens]``, or slightly before it.
 
-        The number of tokens where there is none.
+        Without a head, this is the number of tokens.
         """
         text = self._text(ids)
         places = [at for at in map(text.find, heads) if at >= 0]

@@ -1,4 +1,4 @@
-"""The bytes of text that tokens stand for, and prompts that are given as token ids."""
+"""The bytes of tokens, and the text of prompts given as token ids."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _INVALID = re.compile("[\ud800-\udfff]")
 
 
 class TokenBytes:
-    """A tokenizer's tokens as bytes: those of a text's tokens, joined, are the text in UTF-8."""
+    """The bytes of tokens; joined, those of a text's tokens are the text in UTF-8."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self._tokenizer = tokenizer
@@ -38,7 +38,7 @@ class TokenBytes:
             return False
 
     def of(self, token: int, before: int | None) -> bytes:
-        """Return a token's bytes behind another token, or at a text's beginning."""
+        """Return a token's bytes after another token, or at a text's beginning."""
         if (byte := self.fallback(token)) is not None:
             is_stripped = before is None and not self._text([token])
             return b"" if is_stripped else byte
@@ -51,7 +51,7 @@ class TokenBytes:
         return self.text([token], before).encode()
 
     def text(self, tokens: Sequence[int], before: int | None) -> str:
-        """Return the text of tokens behind another token, or at a text's beginning."""
+        """Return the text of tokens after another token, or at a text's beginning."""
         behind = [] if before is None else [before]
         head, text = self._text(behind), self._text([*behind, *tokens])
         return text.removeprefix(head) if text.startswith(head) else self._text(tokens)
@@ -71,10 +71,10 @@ class TokenBytes:
 
 
 def read_ids(ids: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> tuple[Rendered, Tokens]:
-    """Return the text that token ids stand for, and the ids with their characters in it.
+    """Return the text of token ids, and the ids with their character offsets.
 
-    Where the tokenizer reads the text as the same tokens, their characters are those that it
-    says: entries of chunks have these, too.
+    Where the tokenizer reads the text as the same tokens, the offsets are the tokenizer's own, like
+    those in entries of chunks.
     """
     own = np.asarray(ids, dtype=np.int32)
     text = str(

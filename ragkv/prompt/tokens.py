@@ -1,4 +1,4 @@
-"""Token ids with the characters that they cover."""
+"""Token ids with character offsets."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ class Tokens:
         return len(self.ids)
 
     def touching(self, start: int, end: int) -> slice:
-        """Return the tokens with any of some characters."""
+        """Return the tokens that overlap ``[start, end)``."""
         first = np.searchsorted(self.offsets[:, 1], start, side="right")
         return slice(int(first), int(np.searchsorted(self.offsets[:, 0], end)))
 
     def inside(self, start: int, end: int) -> slice:
-        """Return the tokens with no other characters."""
+        """Return the tokens that lie within ``[start, end)``."""
         first = np.searchsorted(self.offsets[:, 0], start)
         return slice(int(first), int(np.searchsorted(self.offsets[:, 1], end, side="right")))
 
     def characters(self, count: int) -> int:
-        """Return how many characters the first tokens cover."""
+        """Return the number of characters that the first tokens cover."""
         return int(self.offsets[:count, 1].max(initial=0))
 
 
@@ -83,7 +83,7 @@ def _is_changed(found: Encoding) -> bool:
 
 
 def require_readable(text: str, what: str) -> None:
-    """Refuse what no tokenizer reads.
+    """Refuse text that tokenizers cannot read.
 
     Raises
     ------
@@ -100,9 +100,9 @@ def require_readable(text: str, what: str) -> None:
 
 
 def sink_tokens(sink: Rendered, tokenizer: PreTrainedTokenizerBase) -> Tokens:
-    """Tokenise a sink as it reads with text behind it.
+    """Tokenise a sink as in a prompt, where text follows it.
 
-    Its last characters can tokenise differently there: blank lines before a word do.
+    Its last characters, e.g. blank lines before a word, can tokenise differently there.
     """
     if not sink.text:
         return tokenize(sink, tokenizer)
@@ -115,10 +115,10 @@ def sink_tokens(sink: Rendered, tokenizer: PreTrainedTokenizerBase) -> Tokens:
 def encode_behind(
     sink: Rendered, sink_ids: IntArray, text: str, tokenizer: PreTrainedTokenizerBase
 ) -> Tokens:
-    """Tokenise a chunk as it reads right behind the sink; offsets count from its own start.
+    """Tokenise a chunk directly behind the sink; offsets count from the chunk's start.
 
-    ``sink_ids`` are the ids of :func:`sink_tokens`. Where a token would span the
-    boundary, the chunk is tokenised by itself.
+    ``sink_ids`` are the ids of :func:`sink_tokens`. If a token would span the boundary, the chunk
+    is tokenised separately.
     """
     both = tokenize(Rendered(sink.text + text, sink.add_special_tokens), tokenizer)
     count, start = len(sink_ids), len(sink.text)

@@ -1,15 +1,14 @@
-"""Copy repair: recompute, while the answer is generated, the stale tokens it is about to copy.
+"""Copy repair: recompute the stale tokens that the answer is about to copy, during decoding.
 
-A model copies a name by attending, from the token just generated, to the token after an
-earlier occurrence of it. The query's attention before the answer begins does not show where
-that will be, and a copy goes wrong where its tokens are stale and their rivals are not. So
-each decoding step also recomputes the stale tokens after the occurrences of its own token in
-the chunks; the first token is not delayed. Occurrences are found as prompt lookup decoding
-finds its drafts: by the longest match of the last tokens. One frequent token alone is no match.
+A model copies a name by attending, from the token just generated, to the token after an earlier
+occurrence of it. The query's attention before the answer does not show this place, and a copy goes
+wrong if its tokens are stale and competing ones are not. Therefore each decoding step also
+recomputes the stale tokens after the occurrences of its own token in the chunks; the first token is
+not delayed. Occurrences are found by the longest match of the last tokens, as in prompt lookup
+decoding. A frequent token needs a longer match.
 
-An answer has few rows for this, so that it takes about as long as without. A draft ends before
-a token that has something to repair: every token is computed over the same rows, with drafts and
-without.
+An answer has few rows for this, so its time hardly changes. A draft ends before a token with
+something to repair: every token is computed over the same rows, with drafts and without.
 """
 
 from __future__ import annotations
@@ -24,22 +23,22 @@ from ragkv.splice.layout import Layout
 
 
 class CopyRepair:
-    """The stale tokens of a prompt, and which of them the next step recomputes.
+    """The stale tokens of a prompt, and the choice of those that the next step recomputes.
 
     Parameters
     ----------
     layout
         Origin of every prompt token.
     rows
-        ``[rows]`` positions computed before the first token was generated.
+        ``[rows]`` positions computed before the first generated token.
     scores
-        ``[cached]`` the ranking of the cached tokens: among matches of one length those
-        with higher scores behind them come first.
+        ``[cached]`` the ranking of the cached tokens: among matches of equal length, those with
+        higher scores after them come first.
 
     Attributes
     ----------
     taken
-        ``[rows]`` positions that were recomputed since, each once.
+        ``[rows]`` positions recomputed since then, each once.
     """
 
     def __init__(
@@ -50,14 +49,14 @@ class CopyRepair:
         self._stale = np.zeros(len(layout), dtype=bool)
         self._stale[layout.stale(rows)] = True
         self._lookup = lookup
-        # per position, the highest score from it to ``lookup.tokens`` positions later
+        # for each position, the highest score up to ``lookup.tokens`` positions later
         padded = np.zeros(len(layout) + lookup.tokens, dtype=np.float32)
         padded[layout.cached] = scores
         self._scores = np.lib.stride_tricks.sliding_window_view(padded, lookup.tokens + 1).max(1)
 
     @property
     def repaired(self) -> int:
-        """Number of the positions taken."""
+        """Number of recomputed positions."""
         return len(self.taken)
 
     def take(self, history: TokenHistory) -> Positions:
@@ -71,7 +70,7 @@ class CopyRepair:
         return chosen
 
     def without_repair(self, history: TokenHistory, draft: Sequence[int]) -> Sequence[int]:
-        """Return a draft's tokens before the first one that has something to repair."""
+        """Return a draft's tokens before the first one with something to repair."""
         length, kept = len(history), 0
         for token in draft:
             history.append([token])

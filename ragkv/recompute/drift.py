@@ -1,11 +1,11 @@
-"""Drift: the common shift of neighbouring tokens when their chunk comes into a prompt.
+"""Drift: the common shift of neighbouring tokens when their chunk is used in a prompt.
 
-A token's key and value in the real prompt differ from the cached ones, because it now sees
-the chunks before its own. Neighbours shift alike, and a chunk's first tokens shift most. The
-recomputed tokens show the shift, layer by layer and at no cost; the others are moved by its
-best linear prediction (simple kriging). Recomputed tokens are those that the query asks about,
-and may shift much more than their neighbours: no token counts for more than the median. Ratio 1
-stays a full prefill and ratio 0 plain reuse.
+A token's key and value in the real prompt differ from the cached ones, because it attends to the
+chunks before its own. Neighbours shift alike, and a chunk's first tokens shift most. The recomputed
+tokens show the shift in each layer at no cost; the others are moved by its best linear prediction
+(simple kriging). The query chooses the recomputed tokens, which can shift much more than their
+neighbours: no token counts for more than the median. Ratio 1 stays a full prefill and ratio 0 plain
+reuse.
 """
 
 from __future__ import annotations
@@ -34,30 +34,30 @@ EARLY_TOKENS = 20
 """A chunk's token ``i`` shifts by ``g_i = (1 + i / 20) ** -0.5`` of its first token's shift."""
 
 STRETCH_TOKENS = 512
-"""Longer chunks are cut into stretches of this length, each predicted by itself."""
+"""Longer chunks are split into stretches of this length, each predicted separately."""
 
 
 class Drift:
     """Moves a layer's unrepaired rows just before its recomputed rows are written.
 
-    A row moves by ``k (K + N)^-1 d``: ``d`` is what the recomputed tokens of its stretch
-    moved by, ``K`` holds the covariances among these, ``k`` those of the row with them,
-    ``g_i g_j (CHUNK + sum a exp(-|i - j| / t))`` for tokens ``i`` and ``j``, and ``N`` is
-    diagonal, ``OWN g_i^2``. One set of weights serves all layers and heads. Keys are
-    compared and moved unrotated. A layer's ``d_i``, keys and values apart, are shortened to
-    the median length of all ``d_i / g_i``.
+    A row moves by ``k (K + N)^-1 d``: ``d`` are the shifts of the recomputed tokens of its stretch,
+    ``K`` the covariances among these and ``k`` those of the row with them. The covariance of tokens
+    ``i`` and ``j`` is ``g_i g_j (CHUNK + sum a exp(-|i - j| / t))``, and ``N`` is diagonal,
+    ``OWN g_i^2``. One set of weights serves all layers and heads. Keys are compared and moved
+    unrotated. A layer's ``d_i``, keys and values separately, are limited to the median length of
+    all ``d_i / g_i``.
 
-    Rows that former prompts recomputed count as recomputed now: so stale rows move alike however
-    many prompts it took to recompute the others.
+    Rows recomputed by earlier prompts count as recomputed now, so that stale rows move alike
+    regardless of the number of prompts that recomputed the others.
 
     Parameters
     ----------
     layout
-        The prompt's layout; rows that are exact already are neither read nor moved.
+        The prompt's layout; exact rows are neither read nor moved.
     rows
         ``[rows]`` sorted positions that the pass computes.
     former
-        How the rows that former prompts recomputed differ from the entries'.
+        Differences of rows recomputed by earlier prompts from the entries' rows.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class Drift:
         self._here = to_device(both[observed], device)
         self._computed = to_device(observed[now] - len(known), device)
         self._replaced = to_device(both[observed[now]], device)
-        # the former's and the pass's, in the order of the positions
+        # rows of earlier prompts and of the pass, in the order of the positions
         self._order: torch.Tensor | None = None
         if not now.all():
             of_former = observed[~now]
@@ -157,9 +157,9 @@ class _Stretch(NamedTuple):
     start
         The first position.
     places
-        ``[positions]`` each one's place in the chunk.
+        ``[positions]`` their indices in the chunk.
     observed
-        ``[known]`` which of the pass's rows are cached tokens of the stretch.
+        ``[known]`` indices of the recomputed rows that are cached tokens of the stretch.
     known
         ``[known]`` their indices in ``places``.
     """
@@ -176,7 +176,7 @@ def _stretches(layout: Layout, rows: npt.NDArray[np.int64]) -> Iterator[_Stretch
         slots = piece.slots[cached]
         if not len(slots):
             continue
-        # the chunk's fresh tokens stand between; they are computed anyway
+        # the chunk's fresh tokens are between these; they are always computed
         places = np.zeros(slots[-1] + 1 - slots[0], dtype=np.int64)
         places[slots - slots[0]] = piece.rows[cached]
         found = np.flatnonzero(np.isin(rows, slots))
@@ -189,7 +189,7 @@ def _stretches(layout: Layout, rows: npt.NDArray[np.int64]) -> Iterator[_Stretch
 
 
 class _PerStretch:
-    """Weights of each stretch, multiplied one after another: the least arithmetic, for a CPU."""
+    """Weights of each stretch, multiplied one after another: least arithmetic, for a CPU."""
 
     def __init__(
         self, stretches: list[_Stretch], end: int, width: int, device: torch.device
@@ -208,7 +208,7 @@ class _PerStretch:
     def times(self, moved: torch.Tensor) -> torch.Tensor:
         """Return ``[end, width]`` float32, the predicted shift of each position.
 
-        ``moved`` is ``[known, width]`` float32, of all stretches in turn.
+        ``moved`` is ``[known, width]`` float32, stretch by stretch.
         """
         for positions, observed, weights in self._parts:
             torch.mm(weights, moved[observed], out=self._out[positions])
@@ -216,7 +216,7 @@ class _PerStretch:
 
 
 def _runs_together(device: torch.device) -> bool:
-    """Whether all stretches are moved together: on a CPU, one after another is less arithmetic."""
+    """Whether to move all stretches together; on a CPU, separately is less arithmetic."""
     return device.type != "cpu"
 
 
@@ -277,7 +277,7 @@ def _weights(
     known
         ``[..., known]`` int64 indices in ``places``.
     real
-        ``[..., known]`` bool: the others are padding, of weight 0.
+        ``[..., known]`` bool: False is padding, of weight 0.
     """
     size = _sizes(places)
     of_known = size.gather(-1, known)

@@ -1,4 +1,4 @@
-"""What a method does besides recomputing the chosen rows."""
+"""The parts of a method besides the recomputation of chosen rows."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ragkv.attend.forward import SubsetPass
-from ragkv.attend.sparse import SparseRows
+from ragkv.attend.sparse_rows import SparseRows
 from ragkv.model.loaded import ReusableModel
 from ragkv.prompt.tokens import IntArray
 from ragkv.recompute.copy_repair import CopyRepair
@@ -22,7 +22,7 @@ from ragkv.splice.layout import Layout
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Repair:
-    """How the rows of one prompt are recomputed.
+    """A method's parts for one prompt.
 
     Attributes
     ----------
@@ -49,14 +49,14 @@ class Repair:
         *,
         shift: Shift,
     ) -> Self:
-        """Prepare the method's parts; none where no stale token remains.
+        """Prepare the method's parts; none if no stale token remains.
 
         Parameters
         ----------
         rows
             ``[rows]`` sorted positions that the pass computes.
         shift
-            How former prompts' rows differ from the entries'.
+            Differences of earlier prompts' rows from the entries'.
         """
         if not len(layout.stale(rows)):
             return cls()
@@ -65,18 +65,14 @@ class Repair:
             drift = Drift(layout, rows, loaded, shift)
         if not len(choice.positions):
             return cls(drift=drift)
-        on_cpu = loaded.device.type == "cpu"
         if choice.mover is not None:
             drift = choice.mover(rows)
-        return cls(
-            drift=drift,
-            sparse=SparseRows(layout, rows, method.sparse, loaded)
-            if method.sparse is not None and on_cpu
-            else None,
-            copies=CopyRepair(layout, rows, choice.scores, method.lookup)
-            if method.lookup is not None and choice.scores is not None
-            else None,
-        )
+        sparse = copies = None
+        if method.sparse is not None and loaded.device.type == "cpu":
+            sparse = SparseRows(layout, rows, method.sparse, loaded)
+        if method.lookup is not None and choice.scores is not None:
+            copies = CopyRepair(layout, rows, choice.scores, method.lookup)
+        return cls(drift, sparse, copies)
 
     def subset(self, ids: IntArray, rows: npt.NDArray[np.int64], cache: SplicedCache) -> SubsetPass:
         """Return the pass that recomputes the rows."""

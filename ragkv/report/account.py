@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Literal, Self
@@ -65,100 +64,151 @@ class ChunkUse:
 
 
 @dataclass(frozen=True, slots=True)
-class ReuseReport:
-    """Where every prompt token came from and what each step cost.
-
-    ``prompt_tokens = sink_tokens + former_exact_tokens + former_repaired_tokens + reused_tokens +
-    version_tokens + recomputed_tokens + fresh_tokens``.
+class PromptTokens:
+    """The prompt's tokens, counted by the origin of their rows.
 
     Attributes
     ----------
-    sink_tokens
-        Tokens whose KV is the shared sink's.
-    former_exact_tokens, former_repaired_tokens
-        Tokens behind the sink whose KV former prompts that begin with the same tokens, or their
-        answers, computed: as a full prefill does, or over a partly stale context.
-    reused_tokens
-        Chunk tokens whose cached KV, from their entries, was kept.
-    version_tokens
-        The same, from versions of the chunks.
-    recomputed_tokens
+    sink
+        Tokens of the shared sink.
+    history_exact, history_repaired
+        Tokens behind the sink with rows of earlier prompts or answers: equal to a full prefill's,
+        or computed over a partly stale context.
+    reused
+        Chunk tokens whose rows come from the chunks' entries.
+    version
+        Chunk tokens whose rows come from versions of the chunks.
+    recomputed
         Chunk tokens that were cached and computed again.
-    fresh_tokens
+    fresh
         Tokens that were not cached: query, text between chunks, misses.
+    exact
+        Leading tokens whose cached rows equal a full prefill's, up to a codec's rounding: the sink,
+        the chunk directly behind it, exact history. None of them is recomputed below a ratio of 1.
+    ahead
+        Chunk tokens recomputed during decoding; not counted in ``recomputed``.
+    handed_over
+        Leading tokens whose rows were written for vLLM.
+    """
+
+    sink: int = 0
+    history_exact: int = 0
+    history_repaired: int = 0
+    reused: int = 0
+    version: int = 0
+    recomputed: int = 0
+    fresh: int = 0
+    exact: int = 0
+    ahead: int = 0
+    handed_over: int = 0
+
+    @property
+    def prompt(self) -> int:
+        """Tokens of the whole prompt."""
+        return self.cached + self.recomputed + self.fresh
+
+    @property
+    def cached(self) -> int:
+        """Tokens that were not computed, by any kind of reuse."""
+        return self.sink + self.history + self.reused
+
+    @property
+    def history(self) -> int:
+        """Tokens with rows from earlier prompts, versions included; 0 with ``history=False``."""
+        return self.history_exact + self.history_repaired + self.version
+
+
+@dataclass(frozen=True, slots=True)
+class Decoding:
+    """The tokens of an answer, and the steps that drew them.
+
+    Attributes
+    ----------
+    tokens
+        Tokens of the answer, including its end token.
+    seconds
+        From the first token to the last one; 0 for an answer of one token.
+    steps
+        Decoding passes after the first token.
+    drafted, accepted
+        Tokens that prompt lookup proposed, and those that became part of the answer.
+    blocks, blocks_read
+        With sparse attention: blocks of the context that decoding could read, and blocks read, over
+        all layers and steps.
+    """
+
+    tokens: int = 0
+    seconds: float = 0.0
+    steps: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    blocks: int = 0
+    blocks_read: int = 0
+
+    @property
+    def ms_per_token(self) -> float:
+        """Milliseconds for each token after the first; 0 without one."""
+        return 1e3 * self.seconds / max(1, self.tokens - 1)
+
+    @property
+    def tokens_per_step(self) -> float:
+        """Tokens after the first for each step; 0 without one."""
+        return max(0, self.tokens - 1) / max(1, self.steps)
+
+
+@dataclass(frozen=True, slots=True)
+class ReuseReport:
+    """The origin of every prompt token, and the time of every step.
+
+    Attributes
+    ----------
+    method
+        The name of the method that chose the recomputed tokens.
     recompute_ratio, effective_ratio
         The requested share (or ``"auto"``), and the share of the placed chunks' tokens that was
         computed by this prompt.
-    choice
-        What ``"auto"`` saw and chose.
     ttft_s
-        Seconds from the call to the first token's logits or text, everything inside.
+        Seconds from the call to the first token's logits or text, everything included.
+    tokens
+        The prompt's tokens by origin.
+    decode
+        The answer's tokens and steps; all 0 without an answer.
     steps
         Seconds by step: wait, find, load, splice, select, recompute, first_token.
-    completion_tokens
-        Tokens of the answer, its end included.
-    decode_s, ms_per_token
-        Seconds from the first token to the last one, and milliseconds for each token after the
-        first; 0 for an answer of one token.
-    tokens_per_step
-        Tokens after the first over the model's calls that drew them.
-    drafted_tokens, accepted_tokens
-        Tokens that prompt lookup proposed, and those that the answer took.
-    blocks, blocks_read
-        Blocks of the context that decoding steps with sparse attention could read, and those that
-        they read, over all layers and steps.
-    dtype
-        What was computed in, such as ``float32``, or ``float32, quantised products`` of a GGUF.
-    ahead_tokens
-        Chunk tokens recomputed during decoding; they are not among ``recomputed_tokens``.
-    exact_tokens
-        First tokens of the prompt whose cached rows are a full prefill's, but for what a codec
-        rounds: the sink, the chunk right behind it, former prompts' exact rows. None of them is
-        recomputed below a ratio of 1.
-    handed_over_tokens, not_loaded
-        First tokens whose KV vLLM was given; why it computed them itself, such as ``expired``.
-    positions
-        Per prompt token, when the first token came: 0 sink, 1 reused, 2 recomputed, 3 fresh, 4
-        exact and 5 repaired by former prompts, 6 version (bytes of length ``prompt_tokens``).
-    warnings
-        What the user can mend, such as a prompt whose head is not the sink; logged once a kind.
+    chunks
+        The chunks with rows in the prompt, in its order.
     misses
         Chunks not reused, or not whole, with reasons: the prompt's, and those a retriever named.
+    positions
+        Origin of each prompt token, when the first token came: 0 sink, 1 reused, 2 recomputed, 3
+        fresh, 4 exact history, 5 repaired history, 6 version (bytes, one for each prompt token).
+    warnings
+        Problems that the user can solve, such as a prompt whose head is not the sink; logged once
+        a kind.
+    dtype
+        The arithmetic, such as ``float32``, or ``float32, quantised products`` of a GGUF.
+    choice
+        With ``"auto"``: the chosen ratio, and why.
+    not_loaded
+        Why vLLM computed the prompt itself, such as ``expired``; empty where it loaded the rows.
     trace
         The prompt's text and scores, for its :func:`~ragkv.report.page.page.page`; not in
-        :meth:`to_dict`, and without a part in equality.
+        :meth:`to_dict`, and ignored by equality.
     """
 
     method: str
-    prompt_tokens: int
-    sink_tokens: int
-    reused_tokens: int
-    recomputed_tokens: int
-    fresh_tokens: int
     recompute_ratio: float | str
     effective_ratio: float
     ttft_s: float
+    tokens: PromptTokens = PromptTokens()
+    decode: Decoding = Decoding()
     steps: dict[str, float] = field(default_factory=dict)
     chunks: tuple[ChunkUse, ...] = ()
     misses: tuple[Miss, ...] = ()
     positions: bytes = b""
     warnings: tuple[str, ...] = ()
-    completion_tokens: int = 0
-    decode_s: float = 0.0
-    ms_per_token: float = 0.0
-    tokens_per_step: float = 0.0
-    drafted_tokens: int = 0
-    accepted_tokens: int = 0
-    blocks: int = 0
-    blocks_read: int = 0
     dtype: str = ""
-    ahead_tokens: int = 0
     choice: str = ""
-    former_exact_tokens: int = 0
-    former_repaired_tokens: int = 0
-    version_tokens: int = 0
-    exact_tokens: int = 0
-    handed_over_tokens: int = 0
     not_loaded: str = ""
     trace: Trace | None = field(default=None, repr=False, compare=False)
 
@@ -167,34 +217,21 @@ class ReuseReport:
         return summary(self)
 
     @property
-    def cached_tokens(self) -> int:
-        """Prompt tokens that were not computed, by whatever kind of reuse."""
-        return self.sink_tokens + self.history_tokens + self.reused_tokens
-
-    @property
-    def history_tokens(self) -> int:
-        """Prompt tokens whose rows earlier prompts left; none with ``history=False``."""
-        return self.former_exact_tokens + self.former_repaired_tokens + self.version_tokens
-
-    @property
-    def hits(self) -> dict[Source, int]:
-        """Number of chunks by the source of their rows."""
-        return dict(Counter(use.source for use in self.chunks))
-
-    @property
     def total_s(self) -> float:
         """Seconds from the call to the last token."""
-        return self.ttft_s + self.decode_s
+        return self.ttft_s + self.decode.seconds
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain JSON-ready types; ``positions`` becomes a string of digits."""
+        """Return plain JSON-ready types, properties included; ``positions`` becomes digits."""
         out = asdict(replace(self, trace=None))
         del out["trace"]
-        out["total_s"] = self.total_s
-        out["history_tokens"] = self.history_tokens
-        out["positions"] = "".join(map(str, self.positions))
-        out["misses"] = tuple({**asdict(miss), "mend": miss.mend} for miss in self.misses)
-        return out
+        return out | {
+            "tokens": _with_properties(self.tokens),
+            "decode": _with_properties(self.decode),
+            "total_s": self.total_s,
+            "positions": "".join(map(str, self.positions)),
+            "misses": tuple({**asdict(miss), "mend": miss.mend} for miss in self.misses),
+        }
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
@@ -211,13 +248,15 @@ class ReuseReport:
             return cls(
                 **_known(cls, data)
                 | {
+                    "tokens": PromptTokens(**_known(PromptTokens, data["tokens"])),
+                    "decode": Decoding(**_known(Decoding, data["decode"])),
                     "chunks": tuple(ChunkUse(**_known(ChunkUse, use)) for use in data["chunks"]),
                     "misses": tuple(Miss(**_known(Miss, miss)) for miss in data["misses"]),
                     "positions": bytes(map(int, data["positions"])),
                     "warnings": tuple(data["warnings"]),
                 }
             )
-        except (KeyError, TypeError, ValueError) as error:
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise ConfigError(f"this is no report by ReuseReport.to_dict(): {error!r}") from error
 
 
@@ -267,6 +306,12 @@ class PrecomputeReport:
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
         """Return the report that :meth:`to_dict` wrote; unknown fields are left out."""
         return cls(**_known(cls, data))
+
+
+def _with_properties(part: PromptTokens | Decoding) -> dict[str, float]:
+    """Return the fields and the properties derived from them."""
+    derived = [name for name, each in vars(type(part)).items() if isinstance(each, property)]
+    return asdict(part) | {name: getattr(part, name) for name in derived}
 
 
 def _known(kind: type[Any], data: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ragkv.report.plural import count
@@ -19,28 +20,28 @@ MOST_LINES = 10
 def summary(report: ReuseReport) -> str:
     """Return where tokens and time went, and what was not reused and why."""
     sources = {
-        "sink": report.sink_tokens,
-        "exact from former prompts": report.former_exact_tokens,
-        "repaired by former prompts": report.former_repaired_tokens,
-        "reused": report.reused_tokens,
-        "from versions": report.version_tokens,
-        "recomputed": report.recomputed_tokens,
-        "not cached": report.fresh_tokens,
+        "sink": report.tokens.sink,
+        "exact from former prompts": report.tokens.history_exact,
+        "repaired by former prompts": report.tokens.history_repaired,
+        "reused": report.tokens.reused,
+        "from versions": report.tokens.version,
+        "recomputed": report.tokens.recomputed,
+        "not cached": report.tokens.fresh,
     }
     tokens = ", ".join(f"{number:,} {name}" for name, number in sources.items() if number)
     steps = ", ".join(f"{name} {seconds:.3f}" for name, seconds in report.steps.items())
     asked = report.recompute_ratio
     asked = asked if isinstance(asked, str) else f"{asked:.0%}"
     lines = [
-        f"Prompt: {count(report.prompt_tokens, 'token')}: {tokens}",
+        f"Prompt: {count(report.tokens.prompt, 'token')}: {tokens}",
         f"Chunks: {len(report.chunks)} cached, {len(report.misses)} not reused or not whole",
         f"Recomputed: {report.effective_ratio:.1%} of chunks' tokens, {asked} asked for",
         f"First token after {report.ttft_s:.3f} s ({steps})",
     ]
-    if report.completion_tokens > 1:
+    if report.decode.tokens > 1:
         lines.append(
-            f"Answer: {count(report.completion_tokens, 'token')} after {report.total_s:.3f} s, "
-            f"{report.ms_per_token:.0f} ms each"
+            f"Answer: {count(report.decode.tokens, 'token')} after {report.total_s:.3f} s, "
+            f"{report.decode.ms_per_token:.0f} ms each"
         )
     notes = list(sentences(report.misses))
     reasons = [f"({miss.reason})" for miss in report.misses]
@@ -63,26 +64,17 @@ def sentences(misses: Iterable[Miss], of: str = "") -> Iterator[str]:
     of
         Of how many chunks, such as ``"Of 3 chunks, "``; it begins the sentence.
     """
-    for (reason, detail, _), number, mend in _grouped(misses):
-        known = REASONS.get(reason)
+    for miss, number in Counter(replace(miss, chunk="") for miss in misses).items():
+        known = REASONS.get(miss.reason)
         meaning = "cannot be used" if known is None else known.meaning
         chunks = f"{number:,}" if of else count(number, "chunk")
         verb, subject = ("was", "it") if number == 1 else ("were", "each")
-        about = f" ({detail})" if detail else ""
-        yield (
-            f"{of}{chunks} {verb} not reused ({reason}): {subject} {meaning}{about}. {mend}"
-        ).rstrip()
+        about = f" ({miss.detail})" if miss.detail else ""
+        said = f"{of}{chunks} {verb} not reused ({miss.reason}): {subject} {meaning}{about}."
+        yield f"{said} {miss.mend}".rstrip()
 
 
 def short(misses: Iterable[Miss]) -> str:
     """Return the misses by reason, such as ``2 list, 1 absent``."""
     counts = Counter(miss.reason for miss in misses)
     return ", ".join(f"{number} {reason}" for reason, number in counts.items())
-
-
-def _grouped(misses: Iterable[Miss]) -> Iterator[tuple[tuple[str, str, bool], int, str]]:
-    groups: dict[tuple[str, str, bool], list[Miss]] = {}
-    for miss in misses:
-        groups.setdefault((miss.reason, miss.detail, miss.stored_next), []).append(miss)
-    for key, group in groups.items():
-        yield key, len(group), group[0].mend

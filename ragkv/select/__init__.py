@@ -1,6 +1,6 @@
-"""Choose: which cached tokens are computed again. One rule a file in ``rules/``."""
+"""Selection of the cached tokens to recompute. Each file in ``rules/`` has one rule."""
 
-from ragkv.attend.sparse import Sparse
+from ragkv.attend.sparse_rows import Sparse
 from ragkv.select.method import (
     CopyLookup,
     Grouping,

@@ -1,6 +1,6 @@
 """The auxiliary model: a small model that scores chunk tokens by the query's attention.
 
-Its tokens are others than the primary model's: scores are mapped over character offsets.
+Its tokens differ from the primary model's: scores are mapped over character offsets.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from ragkv.splice.layout import Layout, Origin, Placed
 from ragkv.splice.place import splice
 
 _TOKENS_AT_ONCE = 8192
-"""Chunks of so many tokens are scored in one pass: the caches of all are in memory together."""
+"""Most tokens of the chunks in one pass, whose caches are all in memory."""
 
 
 class Auxiliary:
     """Scores chunks as CacheClip does: each chunk ++ query, last layer only.
 
-    The query runs behind all chunks in one pass: linear layers over all rows together, attention
-    over each chunk's own cache.
+    One pass computes the query behind each of the chunks: linear layers over all rows together,
+    attention over each chunk's own cache.
 
     Parameters
     ----------
     loaded
         The auxiliary model.
     sink
-        The rows that its chunks are encoded behind, or None.
+        The sink's rows, or None.
     entry_of
-        Returns a chunk's entry for this model, stored at ingestion or encoded now.
+        Returns a chunk's entry for this model, stored or encoded now.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Auxiliary:
     def score(
         self, texts: Sequence[str], query: str
     ) -> list[tuple[npt.NDArray[np.float32], IntArray]]:
-        """Return per chunk its tokens' scores ``[tokens]`` and offsets ``[tokens, 2]``.
+        """Return each chunk's scores ``[tokens]`` and offsets ``[tokens, 2]``.
 
         A score is the attention weight from the query's tokens, mean over heads and
         query tokens (arXiv 2510.10129, section 3).
@@ -70,7 +70,7 @@ class Auxiliary:
         return [(seen[index][one.slots], one.entry.offsets) for index, one in enumerate(placed)]
 
     def _batches(self, layouts: Sequence[Layout]) -> Iterator[list[int]]:
-        """Yield the indices of layouts for one pass: on one side of the position limit."""
+        """Yield the indices of layouts for one pass, on one side of the position limit."""
 
         def is_beyond(index: int) -> bool:
             return self._loaded.architecture.is_beyond(len(layouts[index]))
@@ -87,7 +87,7 @@ class Auxiliary:
             yield batch
 
     def _look(self, layouts: Sequence[Layout], count: int) -> list[npt.NDArray[np.float32]]:
-        """Return for each layout ``[tokens]``: what its last ``count`` rows attend to."""
+        """Return the attention ``[tokens]`` of each layout's last ``count`` rows."""
         last = self._loaded.architecture.layers - 1
         seen: list[torch.Tensor] = []
 
@@ -97,18 +97,11 @@ class Auxiliary:
                 if len(seen) == len(layouts):
                     raise StopPass
 
-        observed_forward(
-            self._loaded,
-            *(
-                SubsetPass(
-                    layout.ids,
-                    layout.fresh,
-                    splice(layout, self._sink, self._loaded, spare=0),
-                    observer=observe,
-                )
-                for layout in layouts
-            ),
-        )
+        passes = []
+        for layout in layouts:
+            cache = splice(layout, self._sink, self._loaded, spare=0)
+            passes.append(SubsetPass(layout.ids, layout.fresh, cache, observer=observe))
+        observed_forward(self._loaded, *passes)
         weights = torch.cat(seen).cpu().numpy()  # one wait for a device
         return np.split(weights, np.cumsum([len(layout) for layout in layouts])[:-1])
 
@@ -117,12 +110,8 @@ def _sink_chunk_query(sink: ChunkKV | None, entry: ChunkKV, query_ids: IntArray)
     """Lay out sink ++ chunk ++ query."""
     head = len(sink) if sink is not None else 0
     end = head + len(entry)
-    parts = (
-        [entry.token_ids, query_ids]
-        if sink is None
-        else [sink.token_ids, entry.token_ids, query_ids]
-    )
-    ids = np.concatenate(parts)
+    parts = [] if sink is None else [sink.token_ids]
+    ids = np.concatenate([*parts, entry.token_ids, query_ids])
     origin = np.full(len(ids), Origin.FRESH, dtype=np.uint8)
     origin[:head] = Origin.SINK
     origin[head:end] = Origin.CACHED
@@ -136,7 +125,7 @@ def map_scores(
     source: npt.NDArray[np.int32],
     target: npt.NDArray[np.int32],
 ) -> npt.NDArray[np.float32]:
-    """Return a score for each target token: the mean over the characters it covers.
+    """Return a score for each target token: the mean over its characters.
 
     Parameters
     ----------

@@ -14,13 +14,13 @@ from ragkv.config import ReuseConfig
 from ragkv.select.method import FloatArray, Grouping, Method, Scene, Scored, Spread
 from ragkv.splice.buffer import BeforeWrite
 from ragkv.splice.layout import Layout
-from ragkv.store.versions.version import NO_CONTEXT, PlacedVersion
+from ragkv.store.version import NO_CONTEXT, PlacedVersion
 
 Positions = npt.NDArray[np.int64]
 
 TARGET, FLOOR, CEILING = 0.8, 0.05, 0.4
-"""``"auto"`` by attention: the share of the query's attention that the recomputed tokens have,
-but at least and at most these shares of the cached tokens."""
+"""``"auto"`` by attention: the share of the query's attention that the recomputed tokens cover,
+and the least and the largest share of the cached tokens."""
 
 ALPHA = 1.0
 """``"auto"`` by overhead: the factor of each chunk's cache fix overhead."""
@@ -35,13 +35,13 @@ class Choice:
     positions
         Prompt positions to recompute, sorted.
     scores
-        ``[cached]`` float32: the ranking; None where nothing was scored.
+        ``[cached]`` float32: the ranking; None if nothing was scored.
     ratio
-        The share of the cached tokens that was to be recomputed.
+        The requested share of the cached tokens.
     reason
-        How ``"auto"`` chose, in one sentence; empty for a given ratio.
+        The reason of ``"auto"`` in one sentence; empty for a given ratio.
     mover
-        The rule's own way of moving the other tokens, see :class:`ragkv.select.method.Scored`.
+        The rule's function to move other tokens, see :class:`ragkv.select.method.Scored`.
     """
 
     positions: Positions
@@ -60,11 +60,10 @@ def takes_all(layout: Layout, config: ReuseConfig) -> bool:
 def choose(method: Method, scene: Scene, config: ReuseConfig) -> Choice:
     """Choose the cached positions to recompute.
 
-    ``config.recompute_ratio`` is a share of the cached tokens: 0 chooses none and 1 all,
-    without scoring. Tokens whose entry is exact there are not chosen below 1, whatever their
-    scores: the budget goes to the others. Of the chosen, those that have a former prompt's row
-    cost nothing. A former prompt that this one continues has chosen among its chunks, as has this
-    prompt itself if it was asked before. Versions that fit take less of the budget.
+    ``config.recompute_ratio`` is a share of the cached tokens: 0 chooses none and 1 all, without
+    scoring. Below 1, tokens with exact entries are never chosen. Chosen tokens that have an earlier
+    prompt's row are free. Chunks of an earlier prompt that this one continues, or repeats, are not
+    scored again. Versions that fit take less of the budget.
     """
     layout = scene.layout
     cached, known = layout.cached, layout.known
@@ -103,8 +102,8 @@ def choose(method: Method, scene: Scene, config: ReuseConfig) -> Choice:
 def _fit_of_versions(method: Method, layout: Layout) -> FloatArray:
     """Return ``[cached]`` the share of the repair that tokens need: 1 for those of entries.
 
-    For a version's its cache fix overhead, of which an entry has :data:`NO_CONTEXT`; where the
-    scores count it (Cache-Craft), 1.
+    For a version's tokens it is the version's cache fix overhead relative to an entry's
+    :data:`NO_CONTEXT`, or 1 if the scores include it already (Cache-Craft).
     """
     cached = layout.cached
     fit = np.ones(len(cached), dtype=np.float32)
@@ -122,7 +121,7 @@ def convolved(scores: FloatArray, cached: Positions, kernel: npt.NDArray[np.floa
 
 
 def _kernel(spread: Spread) -> npt.NDArray[np.float64]:
-    reach = math.ceil(5 * spread.within)  # exp(-5) and less is dropped
+    reach = math.ceil(5 * spread.within)  # less than exp(-5) is dropped
     kernel = spread.share * np.exp(-np.abs(np.arange(-reach, reach + 1)) / spread.within)
     kernel[reach] = 1.0
     return kernel
@@ -152,7 +151,7 @@ def attention_ratio(paid: FloatArray, cached: int) -> tuple[float, str]:
 
 
 def overhead_ratio(paid: FloatArray, cached: int) -> tuple[float, str]:
-    """Return the share that Cache-Craft recomputes: of each chunk ``ceil(CFO |Ci|)`` tokens.
+    """Return the share that Cache-Craft recomputes, ``ceil(CFO |Ci|)`` tokens of each chunk.
 
     The parameters are those of :func:`attention_ratio`; scores above ``-ALPHA`` are recomputed.
     """
@@ -163,17 +162,16 @@ def overhead_ratio(paid: FloatArray, cached: int) -> tuple[float, str]:
 def _whole_windows(
     layout: Layout, cached: Positions, ranking: Positions, budget: int, grouping: Grouping
 ) -> Positions:
-    """Windows with more than ``threshold`` chosen tokens, whole (CacheClip's second version).
+    """Return all windows with more than ``threshold`` chosen tokens (CacheClip's second version).
 
-    Windows slide by one token within a chunk; a shorter chunk is one window. The ratio counts
-    after grouping: as many tokens are chosen, in the order of ``ranking``, as their windows fit
-    the budget. The windows grow with that number, so bisection finds it. The share recomputed is
-    never above the ratio's, and as near below as the windows of one more token allow.
+    Windows slide by one token within a chunk; a shorter chunk is one window. The ratio counts after
+    grouping: as many tokens are chosen, in the order of ``ranking``, as their windows fit the
+    budget. The windows grow with that number, so bisection finds it.
     """
     starts = [piece.start for piece in layout.placed]
 
     def apart(positions: Positions) -> Positions:
-        """Move the chunks away from each other: no window reaches from one into the next."""
+        """Move the chunks apart, so that no window reaches into the next chunk."""
         return positions + grouping.window * np.searchsorted(starts, positions, side="right")
 
     slots, ranked = apart(cached), apart(ranking)
@@ -183,7 +181,7 @@ def _whole_windows(
         chosen = np.zeros(size, dtype=np.int64)
         chosen[ranked[:count]] = 1
         whole = _sums(chosen, grouping.window) > grouping.threshold  # by each window's end
-        # a position is in a whole window if one ends there or up to window - 1 behind
+        # a position is in such a window if one ends there or up to window - 1 after it
         near = _sums(whole[::-1].astype(np.int64), grouping.window)[::-1] > 0
         return cached[near[slots]]
 

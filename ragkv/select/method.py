@@ -16,7 +16,7 @@ import torch
 from ragkv.attend.forward import SubsetPass, observed_forward
 from ragkv.attend.graphs import graphs_for
 from ragkv.attend.observe import LayerCall, Observer, StopPass, attention_of_query
-from ragkv.attend.sparse import Sparse
+from ragkv.attend.sparse_rows import Sparse
 from ragkv.config import Named, ReuseConfig, check_whole
 from ragkv.config.checks import check_choice
 from ragkv.errors import ConfigError, UnknownMethodError
@@ -31,15 +31,15 @@ _REUSE = ("none", "prefix", "chunks")
 
 
 class Scored(NamedTuple):
-    """A rule's scores, and its own way of moving the tokens that are not recomputed.
+    """A rule's scores, and its own function to move the tokens that are not recomputed.
 
     Attributes
     ----------
     scores
         ``[cached]`` float32.
     mover
-        Called with the sorted positions ``[rows]`` that the pass computes; returns what moves
-        the other rows of a layer.
+        Takes the sorted positions ``[rows]`` that the pass computes; returns the callback that
+        moves the other rows of a layer.
     """
 
     scores: FloatArray
@@ -59,13 +59,10 @@ class Scene:
     loaded
         The primary model.
     cache
-        The spliced cache, keys rotated: ``keys`` and ``values`` ``[layers, kv_heads,
-        capacity, head_dim]``, or ``layer(index)`` without waiting for the others; row j
-        belongs to position j.
+        The spliced cache, keys rotated: ``keys`` and ``values`` ``[layers, kv_heads, capacity,
+        head_dim]``, or ``layer(index)``, which loads only that layer; row j is at position j.
     auxiliary
         Loads the auxiliary model on first use.
-    seed
-        Seed for random choices.
     """
 
     layout: Layout
@@ -73,7 +70,6 @@ class Scene:
     loaded: ReusableModel
     cache: SplicedCache
     auxiliary: Callable[[], Auxiliary]
-    seed: int = 0
 
     @property
     def layers(self) -> int:
@@ -81,9 +77,9 @@ class Scene:
         return self.loaded.architecture.layers
 
     def seeing_all(self, layers: Iterable[int]) -> list[int]:
-        """Return those layers in which the last token sees the whole prompt; all if none does.
+        """Return the layers in which the last token sees the whole prompt; all if none does.
 
-        In a layer with a sliding window, what the query attends to is what stands near.
+        In a layer with a sliding window, the query attends only to near tokens.
         """
         windows = self.loaded.architecture.windows
         given = list(layers)
@@ -93,22 +89,21 @@ class Scene:
     def observe(self, observer: Observer, *, rows: Literal["fresh", "all"] = "fresh") -> None:
         """Run rows through the primary model over the unrepaired cache.
 
-        The computed rows stay in it, in the layers up to the one where the observer stopped the
-        pass.
+        The computed rows stay in the cache, in the layers before the observer stopped the pass.
 
         Parameters
         ----------
         observer
-            Called in every layer before its attention; may stop the pass.
+            Called in every layer before its attention; can stop the pass.
         rows
-            ``"fresh"`` are the uncached tokens, the query among them.
+            ``"fresh"``: the uncached tokens, including the query.
         """
         chosen = self.layout.fresh if rows == "fresh" else np.arange(len(self.layout))
         subset = SubsetPass(self.layout.ids, chosen, self.cache, observer=observer)
         observed_forward(self.loaded, subset)
 
     def attention_of_query(self, layers: Sequence[int], count: int) -> torch.Tensor:
-        """Return what the last ``count`` tokens attend to in some layers over the unrepaired cache.
+        """Return the attention of the last ``count`` tokens in some layers, before any repair.
 
         Returns
         -------
@@ -136,24 +131,24 @@ class Scene:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """A token ``d`` positions away gets ``share * exp(-d / within)`` of a score more."""
+    """A token ``d`` positions away gets ``share * exp(-d / within)`` of a score added."""
 
     share: float
     within: float
 
     def __post_init__(self) -> None:
         if not (self.share >= 0 and self.within > 0):
-            raise ConfigError("a spread's share must be at least 0, and what it is within above 0")
+            raise ConfigError("a spread's share must be at least 0, and within more than 0")
 
 
 @dataclass(frozen=True, slots=True)
 class CopyLookup:
-    """Which stale tokens are recomputed while the answer is generated.
+    """The stale tokens to recompute while the answer is generated.
 
-    Those are, for each occurrence of the last generated token in the prompt, that position
-    and the ``tokens`` positions after it, if they are stale. An answer begins with ``rows`` of
-    them, and has as many more after every ``every`` tokens. A token with more than ``rare``
-    occurrences must match together with the one before it.
+    For each occurrence of the last generated token in the prompt, these are its position and the
+    ``tokens`` positions after it, if stale. An answer has a budget of ``rows`` of them, and as many
+    more after every ``every`` tokens. A token with more than ``rare`` occurrences must match
+    together with the one before it.
     """
 
     tokens: int
@@ -177,10 +172,9 @@ class Grouping:
     window
         Length of a window in prompt tokens.
     threshold
-        A window is recomputed whole if *more than* this many of its tokens were chosen, and
-        otherwise only as a part of others. Windows slide by one token within a chunk. The highest
-        scores are chosen, as many as their windows fit the recompute ratio: the share that is
-        recomputed is never above it.
+        A window is recomputed if *more than* this many of its tokens were chosen. Windows slide by
+        one token within a chunk. As many of the highest scores are chosen as their windows fit the
+        recompute ratio, which the recomputed share never exceeds.
     """
 
     window: int = 8
@@ -200,36 +194,35 @@ class Method:
     Parameters
     ----------
     name
-        What reports call it; of a rule in ``rules/``, the file's name.
+        The name in reports; for a rule in ``rules/``, the file's name.
     score
         Returns ``[cached]`` float32, higher is recomputed first, in the order of
         ``scene.layout.cached``, or a :class:`Scored`. None recomputes nothing below ratio 1.
     auto
-        What ``recompute_ratio="auto"`` reads in the scores; None: it cannot be given.
-        ``"attention"``: shares of the query's attention, of which it covers
+        The meaning of the scores for ``recompute_ratio="auto"``; None does not support it.
+        ``"attention"``: shares of the query's attention, of which the chosen tokens cover
         :data:`ragkv.select.choose.TARGET`. ``"overhead"``: minus the alpha from which on
         Cache-Craft recomputes a token.
     spread
         The share of neighbours' scores that is added to a token's, or None.
     reuse
-        What a prompt uses of what was computed before: ``none``, an ordinary prefill; ``prefix``,
-        an exact prefix of the prompt; ``chunks``, the entries of all known chunks and, unless
-        ``ReuseConfig.history`` is off, the rows of prompts that begin with the same tokens
-        (:mod:`ragkv.history`) and the chunks as they are behind other chunks
-        (:mod:`ragkv.store.versions`).
+        The reused rows: ``none``, an ordinary prefill; ``prefix``, an exact prefix of the prompt;
+        ``chunks``, the entries of all known chunks and, unless ``ReuseConfig.history`` is off, rows
+        of prompts that begin with the same tokens (:mod:`ragkv.history`) and contextual versions of
+        the chunks (:mod:`ragkv.store.version`).
     grouping
         Windows that are recomputed whole, or None.
     auxiliary
-        Whether ingestion encodes the chunks for the auxiliary model too.
+        Whether ingestion also encodes the chunks for the auxiliary model.
     drift
         Whether tokens that are not recomputed are moved by the expected drift of their chunk
         (:mod:`ragkv.recompute.drift`).
     sparse
-        Sparse attention of recomputed tokens in the upper layers, on a CPU; None: full. On a
-        GPU, where attention is a small part of a pass, it is always full.
+        Sparse attention of recomputed tokens in the upper layers, on a CPU; None: full. On a GPU,
+        where attention is a small part of a pass, it is always full.
     lookup
-        Repair of the tokens that the answer is about to copy
-        (:mod:`ragkv.recompute.copy_repair`), or None.
+        Repair of tokens that the answer is about to copy (:mod:`ragkv.recompute.copy_repair`), or
+        None.
     """
 
     name: str
@@ -245,7 +238,7 @@ class Method:
 
     @property
     def uses_chunks(self) -> bool:
-        """Whether chunks are placed wherever they stand in the prompt."""
+        """Whether chunks are reused anywhere in the prompt."""
         return self.reuse not in ("none", "prefix")
 
     def __post_init__(self) -> None:
@@ -262,7 +255,7 @@ def method_of(config: ReuseConfig) -> Method:
     UnknownMethodError
         There is no such method.
     ConfigError
-        The ratio is ``"auto"`` and the method's scores do not say how much to recompute.
+        The ratio is ``"auto"``, which the method does not support.
     """
     method = get_method(config.method)
     if config.recompute_ratio == "auto" and method.auto is None:

@@ -21,7 +21,7 @@ _CLOSE = {"Connection": "close"}
 _JSON_OF_CLIENTS = ("schema", "parameters", "arguments", "metadata", "chat_template_kwargs")
 """Fields whose value is a client's own JSON, in which null is a value."""
 _DEPTH = 8
-"""Deepest nesting of the API's fields."""
+"""Nesting depth of the API's fields."""
 
 
 class Fields(BaseModel):
@@ -65,7 +65,7 @@ async def read_body(kind: type[Body], request: Request, limit_s: float) -> Body:
         raise RefusedError(415, "Send the header Content-Type: application/json.")
     encoding = request.headers.get("content-encoding", "identity").strip().lower()
     if encoding != "identity":
-        message = f"The body is compressed (Content-Encoding: {encoding:.40}): send it as it is."
+        message = f"The body is encoded (Content-Encoding: {encoding:.40}): send it uncompressed."
         raise RefusedError(415, message, code="unsupported_content_encoding")
     length = request.headers.get("content-length", "")
     _check_length(int(length[:20]) if length.isdecimal() else 0)
@@ -76,7 +76,7 @@ async def read_body(kind: type[Body], request: Request, limit_s: float) -> Body:
                 body += part
                 _check_length(len(body))
     except TimeoutError:
-        message = "The request's body did not come in time."
+        message = "The request's body did not arrive in time."
         raise RefusedError(408, message, headers=_CLOSE) from None
     return parse(kind, _object_in(bytes(body)))
 
@@ -92,7 +92,7 @@ def _object_in(body: bytes) -> dict[str, Any]:
         found = json.loads(body, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
         why = "too deep" if isinstance(error, RecursionError) else str(error)
-        raise RefusedError(400, f"The body is no JSON: {why}.", code="invalid_json") from None
+        raise RefusedError(400, f"The body is not JSON: {why}.", code="invalid_json") from None
     if not isinstance(found, dict):
         raise RefusedError(400, "The body must be a JSON object.", code="invalid_json")
     return found

@@ -1,11 +1,13 @@
-"""The server's settings."""
+"""The server's settings and keys."""
 
 from __future__ import annotations
 
+import hmac
 import ipaddress
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from ragkv.errors import ConfigError
 
@@ -43,8 +45,8 @@ class ServeConfig:
     Raises
     ------
     ConfigError
-        A number is not positive, an origin has another form, or other machines reach the address
-        and there are no keys.
+        A number is not positive, an origin is malformed, or the address accepts other machines
+        without keys.
     """
 
     host: str = "127.0.0.1"
@@ -70,13 +72,13 @@ class ServeConfig:
         for origin in self.cors_origins:
             if not _ORIGIN.fullmatch(origin):
                 raise ConfigError(
-                    f"a CORS origin is * or as a browser sends it, http://localhost:5173 (no path, "
-                    f"no slash at its end), not {origin!r}"
+                    "a CORS origin must be * or have the form http://localhost:5173, without a "
+                    f"path or trailing slash, not {origin!r}"
                 )
         if not (self.keys or self.allow_anonymous or _is_loopback(self.host)):
             raise ConfigError(
-                f"host {self.host} lets other machines in, and nobody needs a key: give "
-                "--api-key-file, or --allow-anonymous to serve everybody"
+                f"host {self.host} accepts other machines, and no key is required: give "
+                "--api-key-file, or --allow-anonymous to serve without keys"
             )
 
     @property
@@ -94,3 +96,54 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+def read_keys(path: Path) -> dict[str, str]:
+    """Read ``NAMESPACE=KEY`` lines; blank lines and comments with # are skipped.
+
+    A namespace can have several keys.
+
+    Returns
+    -------
+    dict
+        Namespaces by key.
+
+    Raises
+    ------
+    ConfigError
+        The file cannot be read or has no key, a line is malformed, or two namespaces share a key.
+        No message contains a key.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"the keys in {path} cannot be read as UTF-8 text: {error}") from error
+    keys: dict[str, str] = {}
+    for number, line in enumerate(lines, 1):
+        if not line.strip() or line.lstrip().startswith("#"):
+            continue
+        namespace, _, key = (part.strip() for part in line.partition("="))
+        visible = (namespace + key).isprintable() and not any(map(str.isspace, key))
+        if not namespace or not key or not key.isascii() or not visible:
+            raise ConfigError(
+                f"line {number} of {path} must be NAMESPACE=KEY without invisible characters, and "
+                "the key must be ASCII: save the file as UTF-8"
+            )
+        if keys.setdefault(key, namespace) != namespace:
+            raise ConfigError(f"line {number} of {path}: a different namespace has this key")
+    if not keys:
+        raise ConfigError(f"{path} has no key: write one NAMESPACE=KEY per line")
+    return keys
+
+
+def namespace_of(authorization: str, keys: Mapping[str, str]) -> str | None:
+    """Return the namespace of an ``Authorization`` header; None for a wrong key.
+
+    The comparison takes constant time.
+    """
+    scheme, _, given = authorization.partition(" ")
+    found = None
+    for key, namespace in keys.items():
+        if hmac.compare_digest(key.encode(), given.strip().encode("utf-8", "replace")):
+            found = namespace
+    return found if scheme.lower() == "bearer" else None

@@ -43,7 +43,7 @@ NEUTRAL: Mapping[str, tuple[object, ...]] = {
 _REPLACEMENTS = {"functions": ": use 'tools'", "function_call": ": use 'tool_choice'"}
 
 Texts = Annotated[list[str], Field(fail_fast=True)]
-"""Texts; a million wrong ones are one error."""
+"""Texts; validation stops at the first wrong one."""
 
 Objects = Annotated[list[dict[str, Any]], Field(fail_fast=True)]
 TokenId = Annotated[int, Field(ge=0, le=2**31)]
@@ -241,13 +241,13 @@ def prompts_in(prompt: object) -> list[str | TokenIds]:
     Raises
     ------
     RefusedError, ConfigError
-        A prompt has another type.
+        A prompt has a wrong type.
     """
     prompts: list[Any] = prompt if isinstance(prompt, list) else [prompt]
     if prompts and all(type(each) is int for each in prompts):
         prompts = [prompts]
     if not prompts or not all(map(_is_prompt, prompts)):
-        message = "prompt: give a text or token ids, or a list of such."
+        message = "prompt must be a text, token ids, or a list of either."
         raise RefusedError(400, message, param="prompt", code="invalid_value")
     return [each if isinstance(each, str) else TokenIds(each) for each in prompts]
 

@@ -1,4 +1,4 @@
-"""Precomputations for clients, one after the other."""
+"""Precomputations for clients, one at a time."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from ragkv.report.account import PrecomputeReport
 from ragkv.serve.refusal import RefusedError, refusal_of
 
 JOBS = 16
-"""Most precomputations that wait or run."""
+"""Maximum number of waiting and running precomputations."""
 JOBS_KEPT = 1024
-"""Ended jobs with a status: the last ones."""
+"""Ended jobs whose status is kept, the latest ones."""
 AT_ONCE = 32
 """Chunks per call of the engine; the progress is updated after each call."""
 

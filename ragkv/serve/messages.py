@@ -113,7 +113,7 @@ def check_results(messages: Sequence[Message]) -> None:
             raise RefusedError(
                 400,
                 f"messages.{at}: a message of the role 'tool' must have the tool_call_id of a "
-                f"call in an earlier message's tool_calls, and {given!r} is none{known}.",
+                f"call in an earlier message's tool_calls, not {given!r}{known}.",
                 param=f"messages.{at}.tool_call_id",
                 code="invalid_value",
             )

@@ -16,13 +16,13 @@ from ragkv.report.account import ReuseReport
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _SECONDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 _SOURCES = {
-    "sink": "sink_tokens",
-    "exact": "former_exact_tokens",
-    "repaired": "former_repaired_tokens",
-    "reused": "reused_tokens",
-    "version": "version_tokens",
-    "recomputed": "recomputed_tokens",
-    "fresh": "fresh_tokens",
+    "sink": "sink",
+    "exact": "history_exact",
+    "repaired": "history_repaired",
+    "reused": "reused",
+    "version": "version",
+    "recomputed": "recomputed",
+    "fresh": "fresh",
 }
 """Fields of a report by source of prompt tokens."""
 
@@ -107,19 +107,19 @@ class ServerMetrics:
         """Count a whole answer."""
         self._first_token.observe(report.ttft_s)
         self._answer.observe(report.total_s)
-        if report.completion_tokens > 1:
-            self._token.observe(report.ms_per_token / 1000)
+        if report.decode.tokens > 1:
+            self._token.observe(report.decode.ms_per_token / 1000)
         for step, seconds in report.steps.items():
             histogram = self._wait if step == "wait" else self._repair.labels(step)
             histogram.observe(seconds)
-        self._prompt.inc(report.prompt_tokens)
-        self._generated.inc(report.completion_tokens)
+        self._prompt.inc(report.tokens.prompt)
+        self._generated.inc(report.decode.tokens)
         for source, name in _SOURCES.items():
-            self._sources.labels(source).inc(getattr(report, name))
+            self._sources.labels(source).inc(getattr(report.tokens, name))
         for miss in report.misses:
             self._misses.labels(miss.reason).inc()
         self._finished.labels(finish_reason).inc()
-        if report.handed_over_tokens or report.not_loaded:
+        if report.tokens.handed_over or report.not_loaded:
             self._handovers.labels(report.not_loaded or "loaded").inc()
 
     def record_abort(self, answers: int = 1) -> None:

@@ -1,4 +1,4 @@
-"""Middleware around all others: request ids, and the origins of pages in browsers."""
+"""The outermost middleware: request ids, and the origins of pages in browsers."""
 
 from __future__ import annotations
 
@@ -67,6 +67,6 @@ class Origins(CORSMiddleware):
         """Return 200, or 403 with the missing option."""
         if self.is_allowed_origin(request_headers["origin"]):
             return super().preflight_response(request_headers)
-        message = "Pages of this origin are not let in: start the server with --cors-origin."
+        message = "Pages of this origin are not allowed: start the server with --cors-origin."
         refusal = RefusedError(403, message, code="origin_not_allowed")
         return Json(refusal.body(), status_code=refusal.status)

@@ -100,13 +100,13 @@ def refusal_of(error: BaseException) -> RefusedError:
         case StoreError():
             refusal = RefusedError(503, "The store cannot be used.", code="store_unavailable")
         case _:
-            refusal = RefusedError(500, "The server failed; its log says how.")
+            refusal = RefusedError(500, "The server failed; see its log.")
     _log.error("the request %s failed", REQUEST_ID.get(), exc_info=error)
     return refusal
 
 
 def _vllm_refusal(error: ServerError) -> RefusedError:
-    message = "vLLM, which decodes here, does not answer."
+    message = "vLLM, the decoder of this server, does not respond."
     if error.status in (None, HTTPStatus.SERVICE_UNAVAILABLE):
         return RefusedError(503, message, code="vllm_unavailable", headers=_RETRY_AFTER)
     return RefusedError(502, message, code="vllm_failed")

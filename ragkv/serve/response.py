@@ -121,13 +121,13 @@ class AnswerWriter(ABC):
         """Count the tokens of each prompt once, and those of all answers."""
         prompts = [self._ended[index].report for index in range(0, self._count, self._fields.n)]
         counts = _counts(
-            sum(report.prompt_tokens for report in prompts),
-            sum(answer.report.completion_tokens for answer in self._ended.values()),
+            sum(report.tokens.prompt for report in prompts),
+            sum(answer.report.decode.tokens for answer in self._ended.values()),
         )
         reused: list[ReuseReport] = [report for report in prompts if not report.not_loaded]
         details = {
-            "cached_tokens": sum(report.cached_tokens for report in reused),
-            "history_tokens": sum(report.history_tokens for report in reused),
+            "cached_tokens": sum(report.tokens.cached for report in reused),
+            "history_tokens": sum(report.tokens.history for report in reused),
         }
         return {**counts, "prompt_tokens_details": details}
 

@@ -17,11 +17,10 @@ from ragkv.errors import ConfigError, ServerError
 from ragkv.prompt.chat import Chat, TokenIds
 from ragkv.select import method_of
 from ragkv.serve.body import Body, read_body
-from ragkv.serve.config import ServeConfig
+from ragkv.serve.config import ServeConfig, namespace_of
 from ragkv.serve.fields import ReuseFields
 from ragkv.serve.gate import Gate
 from ragkv.serve.ingestion import IngestionQueue
-from ragkv.serve.keys import namespace_of
 from ragkv.serve.metrics import ServerMetrics
 from ragkv.serve.refusal import RefusedError
 
@@ -133,9 +132,9 @@ class Service:
         return self.engines[namespace]
 
     def require_model(self, name: str) -> None:
-        """Refuse the name of another model, with 404."""
+        """Refuse the name of a different model, with 404."""
         if name not in {self.model_name, *_ANY_MODEL}:
-            message = f"There is no model {name!r}: the one here is {self.model_name!r}."
+            message = f"Unknown model {name!r}: this server has {self.model_name!r}."
             raise RefusedError(404, message, param="model", code="model_not_found")
 
     def check_prompt(self, prompt: str | Chat | TokenIds) -> None:

@@ -1,4 +1,4 @@
-"""One preallocated KV buffer a request, behind transformers' Cache interface."""
+"""One preallocated KV buffer for each request, behind transformers' Cache interface."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SPARE_ROWS, _MOST_SPARE_ROWS = 256, 4096
 
 
 def spare_rows(answer_tokens: int) -> int:
-    """Return how many rows to keep free for an answer: growing the buffer copies the KV."""
+    """Return the rows to keep free for an answer, since growing the buffer copies the KV."""
     return min(max(answer_tokens, _SPARE_ROWS), _MOST_SPARE_ROWS)
 
 
@@ -29,7 +29,7 @@ Place = Callable[[slice, tuple[torch.Tensor, torch.Tensor]], None]
 
 
 class BeforeWrite(Protocol):
-    """Sees a layer's rows before fresh ones replace some of them, and may change the others."""
+    """Callback before fresh rows replace some of a layer's rows; it can change the others."""
 
     def __call__(
         self,
@@ -37,7 +37,7 @@ class BeforeWrite(Protocol):
         rows: tuple[torch.Tensor, torch.Tensor],
         fresh: tuple[torch.Tensor, torch.Tensor],
     ) -> None:
-        """Take keys and values: all rows of the buffer, and the fresh ones about to come.
+        """Receive keys and values of all rows in the buffer, and of the fresh rows.
 
         ``rows`` are ``[kv_heads, tokens, head_dim]``, ``fresh`` ``[kv_heads, slots, head_dim]``.
         """
@@ -45,12 +45,12 @@ class BeforeWrite(Protocol):
 
 
 class Shift:
-    """How former prompts' rows differ from those of the entries at the same positions.
+    """Differences of earlier prompts' rows from the entries' rows at the same positions.
 
     Attributes
     ----------
     positions
-        ``[rows]`` sorted; none where no stale row can be moved by it.
+        ``[rows]`` sorted; empty if no stale row depends on them.
     """
 
     def __init__(self, positions: npt.NDArray[np.int64]) -> None:
@@ -58,7 +58,7 @@ class Shift:
         self._layers: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def add(self, layers: slice, keys: torch.Tensor, values: torch.Tensor) -> None:
-        """Note layers' differences, ``[layers, kv_heads, rows, head_dim]``."""
+        """Add layers' differences, ``[layers, kv_heads, rows, head_dim]``."""
         numbers = range(layers.start, layers.start + len(keys))
         self._layers |= dict(zip(numbers, zip(keys, values, strict=True), strict=True))
 
@@ -70,9 +70,8 @@ class Shift:
 class SplicedLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
     """One layer of the buffer: ``keys`` and ``values`` ``[1, kv_heads, capacity, head_dim]``.
 
-    ``update`` writes at ``slots`` while a subset pass runs, and appends otherwise; lazy
-    rows are loaded by its first ``update``. Sliding-window layers keep every row
-    too: their mask limits what is seen.
+    ``update`` writes at ``slots`` during a subset pass, and appends otherwise; its first call loads
+    lazy rows. Sliding-window layers keep every row too: their mask limits attention.
     """
 
     keys: torch.Tensor
@@ -92,10 +91,10 @@ class SplicedLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         self.dtype, self.device = keys.dtype, keys.device
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        """Nothing to do: the buffer is there from the start."""
+        """Do nothing: the buffer exists from the start."""
 
     def load(self) -> None:
-        """Load the rows that are still awaited, if any."""
+        """Load awaited rows, if any."""
         if self.awaited is not None:
             self.awaited()
 
@@ -103,14 +102,14 @@ class SplicedLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Write fresh rows ``[1, kv_heads, rows, head_dim]`` and return all rows."""
-        with torch.no_grad():  # callers may have it on: a cache has no gradient
+        with torch.no_grad():  # a cache has no gradient, whatever the caller's mode
             self.load()
             self._write(key_states, value_states)
         return self.seen
 
     @property
     def seen(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values of the rows that are there, ``[1, kv_heads, length, head_dim]``."""
+        """Keys and values of the current rows, ``[1, kv_heads, length, head_dim]``."""
         return self.keys.narrow(2, 0, self.length), self.values.narrow(2, 0, self.length)
 
     def _write(self, keys: torch.Tensor, values: torch.Tensor) -> None:
@@ -127,27 +126,27 @@ class SplicedLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         self.values.index_copy_(2, self.slots, values)
 
     def get_seq_length(self) -> int:
-        """Rows that are there."""
+        """Return the number of current rows."""
         return self.length
 
     def get_max_length(self) -> int:
-        """Unbounded: the cache makes room."""
+        """Return -1: the cache grows without limit."""
         return -1
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Forget rows at the end; their number is given below zero, as transformers does."""
+        """Remove rows at the end; their number is negative, as in transformers."""
         if tokens_to_remove > 0:
             raise ValueError(f"crop takes minus the number of rows to forget: {tokens_to_remove}")
         self.length += tokens_to_remove
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Length and offset of the keys that the next ``query_length`` rows see."""
+        """Return length and offset of the keys for the next ``query_length`` rows."""
         return self.length + query_length, 0
 
 
 @contextmanager
 def _ordinary() -> Iterator[None]:
-    """Make tensors that may be written to later, in whatever mode the caller is then."""
+    """Make tensors that can be written in any later mode."""
     with torch.inference_mode(False), torch.no_grad():
         yield
 
@@ -159,24 +158,23 @@ def _refuse_partial() -> NoReturn:
 class SplicedCache(Cache):
     """A transformers Cache over one preallocated buffer, undefined until rows are written.
 
-    A layer's rows may be loaded as late as its first use: see :meth:`await_rows`.
+    A layer's rows can be loaded at its first use: see :meth:`await_rows`.
 
     Parameters
     ----------
     loaded
-        Gives the buffer's shape ``[layers, kv_heads, capacity, head_dim]``, its dtype, and where
-        it is.
+        Determines the buffer's shape ``[layers, kv_heads, capacity, head_dim]``, dtype and device.
     length
-        Prompt tokens.
+        Number of prompt tokens.
     spare
-        Rows for tokens to come; more are added when they run out.
+        Free rows for tokens to come; the buffer grows when they run out.
 
     Attributes
     ----------
     written
-        Layers that were written since the last :meth:`write_at`.
+        Number of layers written since the last :meth:`write_at`.
     shift
-        Known of a layer once its rows are loaded.
+        Contains a layer once its rows are loaded.
     """
 
     layers: list[SplicedLayer]  # type: ignore[assignment]
@@ -214,19 +212,19 @@ class SplicedCache(Cache):
         return layer.update(key_states, value_states)
 
     def extend(self, length: int) -> None:
-        """Count ``length`` tokens as there, whose rows a pass outside of the layers writes."""
+        """Set the length to ``length`` tokens, whose rows a captured graph writes."""
         self._load()
         self._make_room(length)
         for layer in self.layers:
             layer.length = length
 
     def _make_room(self, length: int) -> None:
-        """See that so many rows fit; where they do not, some more will."""
+        """Grow the buffer if ``length`` rows do not fit, with some spare rows."""
         capacity = self._keys.shape[2]
         if length <= capacity:
             return
         more = max(length - capacity, 256, capacity // 8)
-        with _ordinary():  # both are there before either is replaced: memory may run out
+        with _ordinary():  # replace neither if memory runs out
             larger = [functional.pad(part, (0, 0, 0, more)) for part in (self.keys, self.values)]
             self._keys, self._values = larger
             for layer, keys, values in zip(self.layers, self._keys, self._values, strict=True):
@@ -241,20 +239,20 @@ class SplicedCache(Cache):
     ) -> None:
         """Make the next pass write at ``slots`` ``[rows]`` int64; None appends again.
 
-        While slots are set, ``length`` tokens count as there; None is the whole prompt.
+        While slots are set, the cache has ``length`` tokens; None is the whole prompt.
         """
-        wanted = self._prompt if length is None else length
+        tokens = self._prompt if length is None else length
         self.written = 0
-        self._make_room(wanted)
+        self._make_room(tokens)
         for index, layer in enumerate(self.layers):
             layer.slots = slots
             layer.before_write = None if before_write is None else partial(before_write, index)
             if slots is not None:
-                layer.length = wanted
+                layer.length = tokens
 
     @contextmanager
     def unchanged_by_errors(self) -> Iterator[None]:
-        """Count the rows as before where the pass in the block fails."""
+        """Restore the length if the pass in the block fails."""
         before = self.get_seq_length()
         try:
             yield
@@ -263,7 +261,7 @@ class SplicedCache(Cache):
             raise
 
     def truncate(self, length: int) -> None:
-        """Count the first ``length`` rows alone as there, in every layer."""
+        """Set the length of every layer to its first ``length`` rows."""
         for layer in self.layers:
             layer.length = length
 
@@ -274,16 +272,16 @@ class SplicedCache(Cache):
         return 0 if slots is None else len(slots)
 
     def await_rows(self, place: Place, at_once: int) -> None:
-        """Let ``place`` write the cached rows of layers before one of them is first used.
+        """Set the callback that writes the cached rows of layers before their first use.
 
-        It is given the layers, and their keys and values.
+        It gets the layers, and their keys and values.
 
         Parameters
         ----------
         at_once
-            Layers that are placed together.
+            Number of layers to place together.
         """
-        this = weakref.ref(self)  # its memory is free once nobody has it, loaded or not
+        this = weakref.ref(self)  # callbacks do not keep the memory alive
 
         def load(layers: slice) -> None:
             cache = this()
@@ -292,7 +290,7 @@ class SplicedCache(Cache):
             try:
                 place(layers, cache.rows(layers))
             except BaseException:
-                for layer in cache.layers:  # not usable any more; and ``place`` is let go
+                for layer in cache.layers:  # unusable from now on; also releases ``place``
                     layer.awaited = _refuse_partial
                 raise
             for layer in cache.layers[layers]:

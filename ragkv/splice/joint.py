@@ -1,4 +1,7 @@
-"""Several prompts' caches in one pass, behind transformers' Cache interface."""
+"""Several prompts' caches in one pass, behind transformers' Cache interface.
+
+They are given as objects, or by a table that a captured graph reads.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from ragkv_kernels import RowTable, write_rows
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from ragkv.splice.buffer import SplicedCache
@@ -19,18 +23,18 @@ class FreshRowsLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
     is_initialized = True
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        """Nothing to do: the caches are there from the start."""
+        """Do nothing: the caches exist from the start."""
 
     def get_seq_length(self) -> int:
-        """No number holds for all of them: rows come with their positions."""
+        """Return 0: the caches differ in length, and rows have their positions."""
         return 0
 
     def get_max_length(self) -> int:
-        """Unbounded: the caches make room."""
+        """Return -1: the caches grow without limit."""
         return -1
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Length and offset of the keys; the pass's rows take masks' place."""
+        """Return length and offset of the keys; the pass needs no masks."""
         return query_length, 0
 
 
@@ -67,3 +71,49 @@ class JointCache(Cache):
     def __init__(self, caches: Sequence[SplicedCache]) -> None:
         layers = range(len(caches[0].layers))
         super().__init__(layers=[JointLayer(caches, index) for index in layers])
+
+
+class TableLayer(FreshRowsLayer):  # type: ignore[no-untyped-call]
+    """One layer of the caches of a table."""
+
+    is_compileable = True
+
+    def __init__(self, table: RowTable, index: int) -> None:
+        self._table, self._index = table, index
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Write each row to its cache, and return the rows, ``[1, kv_heads, rows, head_dim]``."""
+        del args, kwargs
+        write_rows(key_states[0], value_states[0], self._table, self._index)
+        return key_states, value_states
+
+
+class TableCache(Cache):
+    """The caches of a table, behind transformers' interface.
+
+    Attributes
+    ----------
+    written
+        Number of layers written since it was set to 0.
+    """
+
+    def __init__(self, table: RowTable, layers: int) -> None:
+        super().__init__(layers=[TableLayer(table, index) for index in range(layers)])
+        self.written = 0
+
+    def update(
+        self,
+        key_states: torch.Tensor,
+        value_states: torch.Tensor,
+        layer_idx: int,
+        *args: Any,
+        **kwargs: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Write a layer's fresh rows, see :class:`TableLayer`."""
+        self.written += 1
+        updated: tuple[torch.Tensor, torch.Tensor] = super().update(
+            key_states, value_states, layer_idx, *args, **kwargs
+        )
+        return updated

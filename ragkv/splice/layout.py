@@ -1,4 +1,4 @@
-"""Which prompt token gets its KV from where."""
+"""The layout of a prompt: the origin of each token's KV."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ if TYPE_CHECKING:  # the stores, and the kernels' codecs with them, are loaded l
 
 
 class Origin(IntEnum):
-    """Where a prompt token's KV comes from.
+    """The origin of a prompt token's KV.
 
-    CACHED is an entry's, EXACT and REPAIRED are a former prompt's; VERSION, of reports alone, is a
-    version's in place of an entry's.
+    CACHED comes from an entry, EXACT and REPAIRED from an earlier prompt. VERSION, only in reports,
+    comes from a version in place of an entry.
     """
 
     SINK = 0
@@ -35,7 +35,7 @@ class Origin(IntEnum):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Placed:
-    """Rows of one cached chunk and the prompt positions where they go.
+    """Rows of one cached chunk and their positions in the prompt.
 
     ``rows`` and ``slots`` are ``[matched]``, sorted, int64. ``start`` and ``end``
     bound the chunk's span in prompt tokens, fresh tokens at its edges included.
@@ -57,7 +57,7 @@ class Layout:
     ids
         ``[tokens]`` the prompt's token ids.
     offsets
-        ``[tokens, 2]`` characters of the prompt's text that each token covers.
+        ``[tokens, 2]`` characters of the prompt's text covered by each token.
     sink
         The first ``sink`` tokens take the shared sink's rows.
     placed
@@ -65,10 +65,10 @@ class Layout:
     origin
         ``[tokens]`` uint8, an :class:`Origin` each.
     exact
-        Entries' rows before this position are those of a full prefill: the sink's, and those of
-        the first chunk as far as it follows right behind the whole sink.
+        Entries' rows before this position equal those of a full prefill: the sink's, and those of
+        the first chunk up to its first gap if it directly follows the whole sink.
     former
-        Rows of former prompts, in their places; an entry's rows there are not used.
+        Rows of earlier prompts, used in place of entries' rows.
     """
 
     ids: IntArray
@@ -84,7 +84,7 @@ class Layout:
 
     @property
     def cached(self) -> npt.NDArray[np.int64]:
-        """Positions of the placed chunks' tokens, sorted, those with a former row too."""
+        """Positions of the placed chunks' tokens, sorted, including those with an earlier row."""
         inside = self.origin == Origin.CACHED
         for piece in self.placed:
             inside[piece.slots] = True
@@ -92,9 +92,9 @@ class Layout:
 
     @property
     def asked(self) -> int:
-        """Where the longest former prompt ended that this one continues, 0 for none.
+        """End of the longest earlier prompt that this one continues, 0 for none.
 
-        What it asked chose among its chunks; all that it has behind them is known.
+        That prompt's query has chosen tokens of its chunks, and all rows behind them are known.
         """
         asked = 0 if self.former is None else self.former.asked
         ends = [piece.end for piece in self.placed if piece.end <= asked]
@@ -103,7 +103,7 @@ class Layout:
 
     @property
     def known(self) -> npt.NDArray[np.int64]:
-        """Positions of the placed chunks' tokens that have a former prompt's row, sorted."""
+        """Positions of the placed chunks' tokens with an earlier prompt's row, sorted."""
         cached = self.cached
         return cached[self.origin[cached] >= Origin.EXACT]
 
@@ -114,28 +114,28 @@ class Layout:
         return np.intersect1d(self.known, np.concatenate([*slots, np.zeros(0, np.int64)]))
 
     def has_stale(self, piece: Placed) -> bool:
-        """Whether a chunk has any row that is its entry's, and not exact."""
+        """Whether a chunk has an entry's row that is not exact."""
         stale = self.origin[piece.slots] == Origin.CACHED
         return bool((stale & (piece.slots >= self.exact)).any())
 
     def stale(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Return the positions, sorted, of entries' rows that are not exact, but ``rows``."""
+        """Return the sorted positions of entries' rows that are not exact, except ``rows``."""
         cached = np.flatnonzero(self.origin == Origin.CACHED)
         return np.setdiff1d(cached[cached >= self.exact], rows, assume_unique=True)
 
     @property
     def fresh(self) -> npt.NDArray[np.int64]:
-        """Positions that must be computed in any case, sorted."""
+        """Positions that are always computed, sorted."""
         return np.flatnonzero(self.origin == Origin.FRESH)
 
     @property
     def known_end(self) -> int:
-        """Position behind the last row that is known before the prompt is computed."""
+        """Position after the last row that is known before the prompt is computed."""
         return int(np.flatnonzero(self.origin != Origin.FRESH).max(initial=-1)) + 1
 
     @property
     def query_start(self) -> int:
-        """First position to compute behind the last chunk; the last token where there is none."""
+        """First fresh position after the last chunk; the last token if there is none."""
         end = self.placed[-1].end if self.placed else self.sink
         behind = np.flatnonzero(self.origin[end:] == Origin.FRESH)
         return end + int(behind[0]) if len(behind) else len(self) - 1
@@ -154,12 +154,12 @@ def lay_out(
     tokens
         The whole prompt.
     sink_ids
-        Token ids that the entries were encoded behind.
+        Token ids of the sink of the entries.
     found
-        ``(entry, start, end)`` in prompt order: the characters of the prompt where
-        the entry's text, or its head, stands.
+        ``(entry, start, end)`` in prompt order: the characters of the prompt with the entry's text,
+        or its beginning.
     former
-        Rows of former prompts, not of the last token.
+        Rows of earlier prompts, without the last token.
 
     The prompt's last token is always fresh: its hidden state gives the first logits.
     """
@@ -182,21 +182,21 @@ def lay_out(
 
 
 def _run(piece: Placed, first: int) -> int:
-    """Count the chunk's rows that stand as they were encoded, from position ``first`` on."""
+    """Count the chunk's contiguous rows from its first one at position ``first`` on."""
     steps = np.arange(len(piece.slots))
     run = (piece.slots == first + steps) & (piece.rows == steps)
     return len(run) if run.all() else int(np.argmin(run))
 
 
 def _common_prefix(a: IntArray, b: IntArray) -> int:
-    """Length of the longest common prefix of two id arrays."""
+    """Return the length of the longest common prefix of two id arrays."""
     length = min(len(a), len(b))
     different = np.flatnonzero(a[:length] != b[:length])
     return int(different[0]) if len(different) else length
 
 
 def _align(tokens: Tokens, entry: LayeredKV, start: int, end: int, begin: int) -> Placed | None:
-    """Match tokens from ``begin`` on that cover the same characters and have the same id."""
+    """Match tokens from ``begin`` on with the same characters and the same id."""
     touched = tokens.touching(start, end)
     first, last = max(touched.start, begin), touched.stop
     span = tokens.offsets[first:last].astype(np.int64) - start
@@ -214,8 +214,8 @@ def _align(tokens: Tokens, entry: LayeredKV, start: int, end: int, begin: int) -
 def _keys(offsets: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     """Return a number per token that is unique in the span.
 
-    It holds the token's characters, and its rank among tokens that cover the same
-    ones (the bytes of one emoji).
+    It encodes the token's characters, and its rank among tokens that cover the same characters (the
+    bytes of one emoji).
     """
     starts = offsets[:, 0]
     rank = np.arange(len(starts)) - np.searchsorted(starts, starts, side="left")
@@ -226,7 +226,7 @@ def _keys(offsets: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
 
 
 def exact_prefix(layout: Layout) -> Layout:
-    """Keep only what is an exact token prefix: the sink and the first chunk right behind it."""
+    """Keep only the exact token prefix: the sink and the first chunk directly behind it."""
     kept: tuple[Placed, ...] = ()
     length = layout.exact - layout.sink
     if length > 0:

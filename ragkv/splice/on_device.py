@@ -12,19 +12,18 @@ import torch
 from ragkv.chunk.kv import ChunkKV, CodedLayers, LayeredKV
 from ragkv.model.rotary import RopeKind, Table
 from ragkv.model.streams import side_stream
-from ragkv.store.entry.codecs import codec_of
-from ragkv.store.entry.codecs.grid import GridCodec
+from ragkv.store.entry.codecs import GridCodec, codec_of
 
 
 class Moves(NamedTuple):
-    """Rows of several entries, and the slots that they go to.
+    """Rows of several entries, and their slots.
 
     Attributes
     ----------
     entries, counts
-        The entries, and how many rows of each, in order.
+        The entries in order, and the number of rows of each.
     part_of, rows, slots
-        ``[n]`` int64 on the device: number of the row's entry, its row there, and its slot.
+        ``[n]`` int64 on the device: index of the row's entry, its row there, and its slot.
     """
 
     entries: Sequence[LayeredKV]
@@ -33,19 +32,19 @@ class Moves(NamedTuple):
     rows: torch.Tensor
     slots: torch.Tensor
 
-    def some(self, wanted: Sequence[int]) -> Moves:
-        """Return those of some entries."""
-        if len(wanted) == len(self.entries):
+    def some(self, numbers: Sequence[int]) -> Moves:
+        """Return the rows of some entries."""
+        if len(numbers) == len(self.entries):
             return self
         counts = list(self.counts)
         rows, slots = (torch.split(part, counts) for part in (self.rows, self.slots))
-        parts = [torch.full_like(rows[each], number) for number, each in enumerate(wanted)]
+        parts = [torch.full_like(rows[each], number) for number, each in enumerate(numbers)]
         return Moves(
-            [self.entries[each] for each in wanted],
-            [counts[each] for each in wanted],
+            [self.entries[each] for each in numbers],
+            [counts[each] for each in numbers],
             torch.cat(parts),
-            torch.cat([rows[each] for each in wanted]),
-            torch.cat([slots[each] for each in wanted]),
+            torch.cat([rows[each] for each in numbers]),
+            torch.cat([slots[each] for each in numbers]),
         )
 
 
@@ -58,7 +57,7 @@ def put_on_device(
 ) -> None:
     """Copy, decode and rotate rows of some layers on the device's side stream.
 
-    Encoded layers are copied as they are stored, and decoded on the device.
+    Encoded layers are copied without decoding, and decoded on the device.
 
     Parameters
     ----------
@@ -67,9 +66,9 @@ def put_on_device(
     kinds
         The rotary kind of each of these layers.
     tables
-        By kind, with a row for each of the buffer's slots.
+        Tables by kind, with a row for each of the buffer's slots.
     """
-    device = target[0].device  # on MPS an asynchronous copy may read freed memory
+    device = target[0].device  # on MPS an asynchronous copy can read freed memory
     copies = side_stream(device)
     waits = device.type == "mps"
     plain: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
@@ -105,7 +104,9 @@ def put_on_device(
             for number, (coded, data) in encoded.items():
                 one, codec = moves.some([number]), codec_of(coded.codec)
                 ragkv_kernels.restore(
-                    *(data[run][:, : coded.size], len(one.entries[0].token_ids), *into),
+                    data[run][:, : coded.size],
+                    len(one.entries[0].token_ids),
+                    *into,
                     rows=one.rows,
                     slots=one.slots,
                     grid=codec.grid,  # type: ignore[attr-defined]
@@ -114,14 +115,14 @@ def put_on_device(
 
 
 def is_resident(entry: LayeredKV, device: torch.device) -> bool:
-    """Whether all of an entry lies on a device already."""
+    """Whether all of an entry is on a device already."""
     return isinstance(entry, ChunkKV) and entry.keys.device == device
 
 
 def _numbers(
     data: torch.Tensor, like: torch.Tensor, tokens: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return keys and values of layers whose bytes are stored as they are."""
+    """Return keys and values of layers in raw bytes."""
     _, heads, _, width = like.shape
     keys, values = data.view(like.dtype).view(len(data), 2, heads, tokens, width).unbind(1)
     return keys, values

@@ -19,7 +19,7 @@ from ragkv.splice.layout import Layout, Origin, Placed
 from ragkv.splice.on_device import Moves, is_resident, put_on_device
 
 _LAYERS_AT_ONCE = 4
-"""More of them wait longer, fewer need more calls."""
+"""More layers delay the first, fewer need more calls."""
 
 _Index = slice | torch.Tensor
 
@@ -34,19 +34,19 @@ def splice(
 ) -> SplicedCache:
     """Return a cache into which the cached rows are placed, some layers at a time.
 
-    Layers are placed just before one of them is first used: lazy entries load while the layers
-    before are computed (Cache-Craft, section 4). Other rows are zero until the subset pass
-    computes them. Keys are unrotated in entries, and rotated once at their positions. Rows of
-    former prompts are copied bit by bit: they stand where they stood.
+    Layers are placed just before the first use of one of them: lazy entries load while earlier
+    layers are computed (Cache-Craft, section 4). Other rows are zero until the subset pass computes
+    them. Keys are unrotated in entries, and rotated once to their positions. Rows of earlier
+    prompts are copied unchanged, since their positions are the same.
 
     Parameters
     ----------
     sink
-        The shared sink's rows, encoded from position 0; None where there is none.
+        The shared sink's rows, encoded from position 0, or None.
     spare
-        Rows to keep free for generated tokens.
+        Free rows for generated tokens.
     step
-        Entered around each placing, such as a clock's step.
+        Context of each placement, such as a step of a clock.
     """
     architecture, rotary = loaded.architecture, loaded.rotary
     cache = SplicedCache(loaded, len(layout), spare=spare)
@@ -71,7 +71,7 @@ def splice(
     else:
         put = partial(put_on_device, _moves(pieces, begin, device))
     copies = side_stream(device)
-    copies.wait_for_compute()  # the buffer's memory may just have been another's
+    copies.wait_for_compute()  # earlier work can still use the buffer's memory
 
     def place(layers: slice, target: tuple[torch.Tensor, torch.Tensor]) -> None:
         with step():
@@ -96,14 +96,14 @@ def splice(
             shift.add(layers, *(now - was for now, was in zip(after, before, strict=True)))
 
     cache.shift = shift
-    # what need not be copied is placed at once: each call takes as long as its launches
+    # rows that are on the device are placed in one call: its time is that of the launches
     resident = device.type != "cpu" and all(is_resident(each.entry, device) for each in pieces)
     cache.await_rows(place, architecture.layers if resident else _LAYERS_AT_ONCE)
     return cache
 
 
 def _moves(pieces: Sequence[Placed], begin: int, device: torch.device) -> Moves:
-    """Return what is placed, the slots counted from ``begin``."""
+    """Return the rows to place, with slots counted from ``begin``."""
     nothing = np.zeros(0, dtype=np.int64)
     counts = [len(piece.rows) for piece in pieces]
     part_of = np.repeat(np.arange(len(pieces)), counts)
@@ -114,7 +114,7 @@ def _moves(pieces: Sequence[Placed], begin: int, device: torch.device) -> Moves:
 
 
 def _host_move(piece: Placed, begin: int) -> tuple[LayeredKV, _Index, _Index]:
-    """Return an entry, rows of it and the slots that they go to."""
+    """Return an entry, its rows, and their slots."""
     return piece.entry, _index(piece.rows), _index(piece.slots - begin)
 
 
@@ -125,7 +125,7 @@ def _put_on_host(
     kinds: Sequence[RopeKind],
     tables: Mapping[RopeKind, Table],
 ) -> None:
-    """Copy rows of some layers where they belong, then rotate all keys there."""
+    """Copy rows of some layers to their slots, then rotate all keys there."""
     for entry, rows, slots in moves:
         for into, cached in zip(target, entry.layers(layers), strict=True):
             into[:, :, slots] = cached[:, :, rows].to(into.device)
@@ -139,11 +139,11 @@ def _clear(part: torch.Tensor, positions: _Index) -> None:
     if isinstance(positions, slice):
         part[:, :, positions] = 0
     else:
-        part.index_fill_(2, positions, 0)  # no number comes from the host
+        part.index_fill_(2, positions, 0)  # needs no copy from the host
 
 
 def _index(positions: npt.NDArray[np.int64]) -> _Index:
-    """Return a slice where the positions are contiguous: a copy without gathering."""
+    """Return a slice if the positions are contiguous, to copy without gathering."""
     if not len(positions):
         return slice(0, 0)
     first, last = int(positions[0]), int(positions[-1])
@@ -153,7 +153,7 @@ def _index(positions: npt.NDArray[np.int64]) -> _Index:
 
 
 def _indices(several: Sequence[npt.NDArray[np.int64]], device: torch.device) -> Sequence[_Index]:
-    """Return what indexes these positions there, brought to the device in one copy."""
+    """Return indices of these positions on the device, transferred in one copy."""
     if device.type == "cpu":
         return [_index(positions) for positions in several]
     together = to_device(np.concatenate(several).astype(np.int64), device)

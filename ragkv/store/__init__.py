@@ -10,15 +10,15 @@ import torch
 
 from ragkv.config import MEMORY, StoreConfig
 from ragkv.errors import ConfigError
-from ragkv.model.room import free_bytes
+from ragkv.model.memory import free_bytes
 from ragkv.store.backends import open_backend
-from ragkv.store.backends.base import Backend
+from ragkv.store.backends.backend import Backend
 from ragkv.store.backends.memory import MemoryBackend
-from ragkv.store.base import Changes, EntryInfo, Found, Terms
 from ragkv.store.chunk_store import ChunkStore
 from ragkv.store.tiered import TieredStore
 from ragkv.store.tiers.eviction import Eviction
-from ragkv.store.tiers.memory import MemoryTier
+from ragkv.store.tiers.tier import MemoryTier
+from ragkv.store.types import Changes, EntryInfo, Found, Terms
 
 __all__ = [
     "Changes",
@@ -32,7 +32,7 @@ __all__ = [
 ]
 
 _DEVICE_SHARE, _DEVICE_BYTES = 8, 1 << 30
-"""The device tier's default: one part in so many of a GPU's free memory; bytes elsewhere."""
+"""Default of the device tier: one eighth of a GPU's free memory, or bytes elsewhere."""
 
 _CPU = torch.device("cpu")
 
@@ -52,12 +52,12 @@ def open_store(
         A folder; ``":memory:"``; a URL: ``redis://host:port/db``, ``valkey://…``,
         ``s3://bucket/prefix``; None for the user's cache folder; or a StoreConfig.
     namespace
-        Any text. Entries of other namespaces are never seen.
+        Any text. A store sees only the entries of its namespace.
     device
-        The model's: unless it is the CPU, a tier there comes before the memory.
+        The model's device. Unless it is the CPU, it has a tier before the memory's.
     costs
-        What computing ``(cached, new)`` tokens takes, by which entries are weighed that a full
-        tier evicts. ``None`` counts tokens.
+        Cost of computing ``new`` tokens after ``cached`` ones, by which full tiers rank entries
+        for eviction. ``None`` counts tokens.
 
     Raises
     ------

@@ -1,7 +1,7 @@
 """The catalog of a store: the texts' rows, their documents, and a log of changes.
 
-No step needs a transaction over several keys, so any backend will do. Each change is one row
-of the log, under a number above all others.
+No step needs a transaction over several keys, so every backend suffices. Each change is a row of
+the log, with a number above all earlier ones.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ from itertools import chain, islice, tee
 from typing import TypeVar
 
 from ragkv.errors import StoreError
-from ragkv.store.backends.base import Backend
-from ragkv.store.base import Terms, has_expired, later
+from ragkv.store.backends.backend import Backend
 from ragkv.store.names import (
     CLEARED,
     LAYOUT,
@@ -35,18 +34,19 @@ from ragkv.store.names import (
     to_text,
     versions_of,
 )
+from ragkv.store.types import Terms, has_expired, later
 
 Item = TypeVar("Item")
 _BATCH = 256
 _LOGGED_KEPT = 16
 KEPT_CHANGES = 1000
-"""The newest changes are never compacted."""
+"""Number of the newest changes, which are never compacted."""
 
 
 class Catalog:
     """Reads and changes the rows of one namespace.
 
-    Threads may share it; for other processes see docs/store-format.md.
+    Threads can share it; for processes see docs/store-format.md.
 
     Raises
     ------
@@ -59,7 +59,7 @@ class Catalog:
         self._owner = {"format": LAYOUT, "namespace": namespace}
         self._lock = threading.RLock()  # for rows that are read and then written
         self._last_change = 0  # a lower bound
-        self._logged: dict[int, bytes] = {}  # newest changes, as they were read
+        self._logged: dict[int, bytes] = {}  # rows of the newest changes
         self._check_owner()
 
     def row(self, digest: str) -> TextRow | None:
@@ -77,7 +77,7 @@ class Catalog:
                     yield digest, row, item
 
     def add(self, text: str, terms: Terms = Terms()) -> bool:
-        """Write a text's row, expiry time and document; return whether the row existed."""
+        """Write a text's row, expiry time and document; return whether there was a row."""
         digest = digest_of_text(text)
         with self._lock:
             if not self._check_owner():
@@ -104,15 +104,15 @@ class Catalog:
     def delete(self, digest: str, *, entries: bool = True) -> int:
         """Delete a text; return how many entries it had.
 
-        In this order: its row, its name in the log, its entries, the versions of it and behind it,
-        its documents. A deletion that was cut short is completed by the same again, or by ``gc``.
-        Finders and tiers of other processes learn of it from the log.
+        The order is: its row, its name in the log, its entries, versions of it and behind it, its
+        documents. Another call, or ``gc``, completes an interrupted deletion. The log notifies
+        finders and tiers of other processes.
         """
         with self._lock:
             row = self.row(digest)
             self._backend.delete(text_key(digest))
             keys = [key.name for key in self._backend.scan(entries_of(digest))] if entries else []
-            if row is not None or keys:  # entries alone: a deletion was interrupted
+            if row is not None or keys:  # only entries: an interrupted deletion
                 logged = list(self._log()) if row is None else [log_key(row.change)]
                 for change in logged:
                     self._blank(change, digest)
@@ -128,12 +128,12 @@ class Catalog:
         return removed
 
     def note_behind(self, texts: Iterable[str], version: str) -> None:
-        """Say of texts that a version, by its key, was computed behind them."""
+        """Note the key of a version that was computed behind these texts."""
         for text in texts:
             self._backend.put(behind_key(digest_of_text(text), version), [])
 
     def drop_unused_versions(self) -> None:
-        """Delete versions of and behind texts without a row, and notes of versions that went."""
+        """Delete versions of and behind texts without a row, and notes of deleted versions."""
         for key in list(self._backend.scan("version/")):
             if self.row(key.name.split("/")[1]) is None:
                 self._backend.delete(key.name)
@@ -150,19 +150,19 @@ class Catalog:
         self._backend.delete(key)
 
     def delete_unused(self, digest: str) -> None:
-        """Delete a text's row if it has no entry; one that is just being written survives."""
+        """Delete a text's row if it has no entry, unless one is just being written."""
         with self._lock:
             if any(self._backend.scan(entries_of(digest))):
                 return
             row, held = self.row(digest), self._held_by(digest)
             self.delete(digest, entries=False)
-            # a writer that finished before the row was deleted has not seen the deletion
+            # a writer that finished before the deletion did not restore the row
             if row is not None and any(self._backend.scan(entries_of(digest))):
                 for document, revision in held.items() or ((None, ""),):
                     self.add(row.text, Terms(document, row.expires_at, revision))
 
     def delete_expired(self, digest: str, now: float) -> int | None:
-        """Delete a text that has expired or has no row; None for others."""
+        """Delete an expired text, or one without a row; return its entries, None if it stays."""
         with self._lock:
             row = self.row(digest)
             gone = row is None or has_expired(row.expires_at, now)
@@ -171,7 +171,7 @@ class Catalog:
     def drop_holder(self, document: str, digest: str, revision: str | None = None) -> bool:
         """Remove a text from a document, unless it is of the given revision.
 
-        Return whether it was deleted, as it had no other document.
+        Return whether the text had no other document and was deleted.
         """
         holder = digest_of_text(document)
         with self._lock:
@@ -190,7 +190,7 @@ class Catalog:
         return [key.name.removeprefix(prefix) for key in self._backend.scan(prefix)]
 
     def documents(self, digest: str = "") -> dict[str, list[str]]:
-        """Return the documents of each text, or of one, by its digest."""
+        """Return the documents of each text, or of one, by digest."""
         keys = [key.name for key in self._backend.scan(f"held/{digest}")]
         held: dict[str, list[str]] = {}
         for key, value in zip(keys, self._backend.get_many(keys), strict=True):
@@ -202,7 +202,7 @@ class Catalog:
         return held
 
     def _held_by(self, digest: str) -> dict[str, str]:
-        """Return a text's documents and the revisions that it was cut from."""
+        """Return a text's documents and their revisions."""
         documents = self.documents(digest).get(digest, [])
         keys = [holds_key(digest_of_text(document), digest) for document in documents]
         values = self._backend.get_many(keys)
@@ -223,14 +223,14 @@ class Catalog:
         Parameters
         ----------
         known
-            Returns the digests of texts that the caller has seen.
+            Returns the digests of all texts that the caller knows.
 
         Returns
         -------
         newest, added, removed
             The newest change's number; the added texts by digest, oldest first; the digests of
-            removed texts. Where changes after ``since`` were compacted, or the place was emptied,
-            those are all known texts without a row, and all added ones.
+            removed texts. If changes after ``since`` were compacted, or the place was emptied,
+            these are all known texts without a row, and all added ones.
         """
         behind, emptied = self._behind(since)
         newest, value = 0 if emptied else since, None
@@ -258,7 +258,7 @@ class Catalog:
 
     def _behind(self, since: int) -> tuple[Iterator[tuple[int, bytes]], bool]:
         """Return the changes, each with its row, and whether the place was emptied since then."""
-        # change `since` is read again: if it is missing or another one, the place was emptied
+        # if change `since` is missing or differs, the place was emptied
         keys = self._log(since - 1)
         head = list(islice(keys, 2))
         if head[:1] == [log_key(since)]:
@@ -273,10 +273,10 @@ class Catalog:
         return zip(map(change_of, names), values, strict=True), False
 
     def compact_log(self, kept: int = KEPT_CHANGES) -> None:
-        """Delete obsolete changes, but not the newest ``kept``.
+        """Delete obsolete changes except the newest ``kept``.
 
-        Those stay for finders that have not read a deletion yet, for a text whose row is
-        just being written, and so that numbers only grow.
+        These stay for finders that are behind, for texts whose row is just being written, and so
+        that numbers only grow.
         """
         keys = list(self._log())
         over = []
@@ -297,7 +297,7 @@ class Catalog:
         return int(number) if number.isdigit() and len(number) <= 20 else 0
 
     def _is_current(self, text: str, key: str) -> bool:
-        """Whether a text's row names this change; log the deletion of a text without a row."""
+        """Whether a text's row has this change; log the deletion of a text without a row."""
         digest = digest_of_text(text)
         row = self.row(digest)
         if row is None:  # an interrupted deletion, or the row is just being written
@@ -310,17 +310,17 @@ class Catalog:
         return row is not None and row.change == change_of(key)
 
     def _blank(self, key: str, digest: str) -> None:
-        """Blank a text's change in the log; the number is never used again."""
+        """Blank a text's change in the log; its number is never used again."""
         text = Change.parse(self._backend.get(key)).text
         if text is not None and digest_of_text(text) == digest:
             self._backend.put(key, [])
 
     def _append(self, change: Change) -> int:
-        number = self._newest(self._last_change) + 1  # a lower free number was used before
+        number = self._newest(self._last_change) + 1  # lower free numbers were used before
         while not self._backend.put_if_absent(log_key(number), [change.to_bytes()]):
             number = self._newest(number) + 1
         self._last_change = number
-        if self._backend.private and number % KEPT_CHANGES == 0:  # nobody runs gc there
+        if self._backend.private and number % KEPT_CHANGES == 0:  # memory has no gc command
             self.compact_log()
         return number
 
@@ -335,8 +335,7 @@ class Catalog:
         found = self._backend.get(OWNER)
         if found is not None and not _is_json(bytes(found)):
             raise StoreError(
-                "the store's first row cannot be read: it is damaged. Empty the place and "
-                "precompute again"
+                "the store's first row is damaged: empty the place and precompute again"
             )
         if found is not None and bytes(found) != self._owner_row():
             raise StoreError(

@@ -1,8 +1,8 @@
 """A store: ChunkKVs of one namespace by text and fingerprint, over any backend.
 
-A text's row is written before its entry, and deleted before its entries; after writing an
-entry the row is checked again. So whatever is interrupted, and whatever other processes do,
-half-done work is a miss that the next precompute repairs. See docs/store-format.md.
+A text's row is written before its entry and deleted before its entries, and checked again after an
+entry is written. An interrupted operation therefore leaves a miss, which the next precompute
+repairs. See docs/store-format.md.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ from itertools import groupby
 from ragkv.chunk.kv import ChunkKV, LayeredKV
 from ragkv.errors import StoreError
 from ragkv.model.fingerprint import Fingerprint
-from ragkv.store.backends.base import Backend, Blob, Bytes, length_of
-from ragkv.store.base import Changes, EntryInfo, Found, Room, Terms, TierUse, has_expired
+from ragkv.store.backends.backend import Backend, Blob, Bytes, length_of
 from ragkv.store.catalog import Catalog
 from ragkv.store.entry.format import encode, open_entry
 from ragkv.store.entry.header import RefusedEntryError, read_header
@@ -33,45 +32,45 @@ from ragkv.store.names import (
     text_key,
 )
 from ragkv.store.tiers.eviction import Eviction
+from ragkv.store.types import Changes, EntryInfo, Found, Room, Terms, TierUse, has_expired
 
 logger = logging.getLogger(__name__)
 _DELETED_KEPT = 10_000
-"""Deleted texts that are remembered by name: the last ones, and all of the last change."""
+"""Number of recently deleted texts that are remembered; more if one change deleted more."""
 
 
 class ChunkStore:
     """Keeps one namespace's entries in a backend.
 
-    All methods may be called from several threads, and several processes may open the same
-    place. ``open`` and ``get`` never raise for what they find there: a torn, tampered, foreign or
-    unknown entry is a miss with its reason. A writable store also deletes an entry that can never
-    be read, so that ``contains`` is False and the next precompute writes it again.
+    Several threads can share a store, and several processes can open the same place. ``open`` and
+    ``get`` never raise for damaged, foreign or unknown entries: these are misses with a reason. A
+    writable store also deletes an entry that can never be read, so that ``contains`` is False and
+    the next precompute writes it again.
 
     Parameters
     ----------
     backend
-        Holds this namespace and nothing else. Closed together with the store.
+        Contains only this namespace. Closed together with the store.
     namespace
         Any text.
     read_only
         Write nothing. Damaged entries stay where they are.
     mapped
-        True: entries are views into the backend's memory maps, without a copy. They must
-        not be kept: truncating the file would end the process. False: entries own their
-        memory.
+        True: entries are views into the backend's memory maps. They must not be kept, since
+        truncating the file would kill the process. False: entries own their memory.
     eviction
-        Deletes chunks for new ones where the backend is full; None: StoreFullError.
+        Evicts chunks when the backend is full; None: StoreFullError.
 
     Raises
     ------
     StoreError
-        The backend cannot be reached, or belongs to another namespace or another version; from
-        methods that write: the place cannot be written.
+        The backend cannot be reached, or belongs to another namespace or version; from methods that
+        write: the place cannot be written.
 
     Notes
     -----
-    When one process forgets a document while another puts the same chunk for another
-    document, the chunk may be deleted: a miss until it is precomputed again.
+    If one process forgets a document while another puts the same chunk for another document, the
+    chunk can be deleted: a miss until it is precomputed again.
     """
 
     def __init__(
@@ -100,10 +99,10 @@ class ChunkStore:
     # ---- entries
 
     def open(self, text: str, fingerprint: Fingerprint) -> Found[LayeredKV]:
-        """Return the chunk's entry if its whole fingerprint agrees; its layers may be lazy.
+        """Return the chunk's entry for this fingerprint; its layers can be lazy.
 
-        A lazy layer is verified when it is read: a corrupt one raises
-        :class:`ragkv.store.entry.lazy.CorruptEntryError` there, and the entry is deleted.
+        A lazy layer is verified when it is read. A corrupt one raises
+        :class:`ragkv.store.entry.lazy.CorruptEntryError`, and the entry is deleted.
         """
         digest = digest_of_text(text)
         key = entry_key(digest, digest_of_fingerprint(fingerprint))
@@ -123,7 +122,7 @@ class ChunkStore:
             except RefusedEntryError as refused:
                 self.refuse(key, blob, refused)
                 return Found(None, refused.reason)
-        except (OSError, ValueError) as error:  # may be temporary: keep it
+        except (OSError, ValueError) as error:  # perhaps temporary: keep the entry
             logger.warning("cannot read the chunk cache %s: %s", key, error)
             return Found(None, "unreadable")
         self._seen[digest] = text
@@ -139,10 +138,10 @@ class ChunkStore:
         return self.open(text, fingerprint).load_all()
 
     def put(self, entry: ChunkKV, fingerprint: Fingerprint, terms: Terms = Terms()) -> int:
-        """Write an entry and return its bytes; then it is as durable as the backend makes it.
+        """Write an entry, as durably as the backend can, and return its bytes.
 
-        An entry of the same text and fingerprint is replaced. The tensors may be views
-        and may lie on any device; entries come back on the CPU.
+        An entry of the same text and fingerprint is replaced. The tensors can be views and on any
+        device; ``get`` returns them on the CPU.
 
         Raises
         ------
@@ -166,7 +165,7 @@ class ChunkStore:
     def put_encoded(
         self, text: str, fingerprint: Fingerprint, parts: Sequence[Bytes], terms: Terms = Terms()
     ) -> int:
-        """Write an entry's bytes as :func:`ragkv.store.entry.format.encode` made them."""
+        """Write an entry's bytes, made by :func:`ragkv.store.entry.format.encode`."""
         self._check_writable()
         digest = digest_of_text(text)
         key = entry_key(digest, digest_of_fingerprint(fingerprint))
@@ -186,10 +185,7 @@ class ChunkStore:
         return length_of(parts)
 
     def retain(self, text: str, fingerprint: Fingerprint, terms: Terms) -> bool:
-        """Apply ``terms`` to a stored entry, as ``put`` would, without writing its bytes.
-
-        Returns whether the entry is stored; otherwise it has to be put.
-        """
+        """Apply ``terms`` to an entry if it is stored; return whether it is."""
         self._check_writable()
         stored = self.contains(text, fingerprint)
         if stored:
@@ -197,7 +193,7 @@ class ChunkStore:
         return stored
 
     def contains(self, text: str, fingerprint: Fingerprint) -> bool:
-        """Whether an entry is stored whole and has not expired, without reading its tensors."""
+        """Whether the entry is stored and has not expired; its tensors are not read."""
         digest = digest_of_text(text)
         try:
             if self.backend.size(entry_key(digest, digest_of_fingerprint(fingerprint))) is None:
@@ -208,26 +204,26 @@ class ChunkStore:
         return row is not None and not has_expired(row.expires_at, time.time())
 
     def expiry(self, text: str) -> float | None:
-        """Return the time from which on the chunk is a miss; None for never or for no chunk."""
+        """Return the chunk's expiry time; None for never or for no chunk."""
         row = self.catalog.row(digest_of_text(text))
         return None if row is None else row.expires_at
 
     def fingerprints(self, text: str) -> list[Fingerprint]:
-        """Return what the chunk is stored for; never raise."""
+        """Return the fingerprints of the chunk's entries; never raise."""
         found = list[Fingerprint]()
         with suppress(OSError, ValueError, RefusedEntryError):
             for key in self.backend.scan(entries_of(digest_of_text(text))):
                 blob = self.backend.get(key.name)
                 if blob is not None:
-                    found.append(read_header(memoryview(blob))[0].fingerprint)
+                    found.append(read_header(blob)[0].fingerprint)
         return found
 
     def documents(self, text: str) -> list[str]:
-        """Return the documents that the chunk belongs to, sorted; none for no chunk."""
+        """Return the chunk's documents, sorted."""
         digest = digest_of_text(text)
         return sorted(self.catalog.documents(digest).get(digest, ()))
 
-    # ---- deletions: what they do is told in Catalog.delete
+    # ---- deletions, see Catalog.delete
 
     def delete(self, text: str) -> int:
         """Delete the chunk's entries under every fingerprint; return how many."""
@@ -240,9 +236,9 @@ class ChunkStore:
     def keep_only(self, document: str, texts: Iterable[str], revision: str | None = None) -> int:
         """Reduce a document's chunks to ``texts``; return the number of deleted chunks.
 
-        Chunks of no other document are deleted, under every fingerprint. This is for a
-        document that was ingested again: its new chunks are put first. Chunks of the given
-        revision stay, too: other calls, and other processes, put them.
+        Chunks without another document are deleted, under every fingerprint. Call this after
+        putting the new chunks of a changed document. Chunks of the given revision also stay: other
+        calls or processes put them.
         """
         self._check_writable()
         kept = set(map(digest_of_text, texts))
@@ -252,13 +248,13 @@ class ChunkStore:
         return sum([self.catalog.drop_holder(document, digest, revision) for digest in gone])
 
     def forget_document(self, document: str) -> int:
-        """Delete the chunks that belong to this document alone; return how many."""
+        """Delete the chunks that belong only to this document; return how many."""
         return self.keep_only(document, ())
 
     def gc(self) -> int:
-        """Delete expired chunks and the remains of interrupted writers; return the chunks.
+        """Delete expired chunks and remains of interrupted writes; return the number of chunks.
 
-        Processes that are writing put back what this deletes under them.
+        A process that is writing a chunk restores the rows that this deletes meanwhile.
         """
         self._check_writable()
         now = time.time()
@@ -274,16 +270,13 @@ class ChunkStore:
         return removed
 
     def was_evicted(self, text: str) -> bool:
-        """Whether this process evicted the chunk, lately, and it is not stored again."""
+        """Whether this process evicted the chunk recently, and it is not stored again."""
         return self._eviction is not None and self._eviction.was_evicted(text)
 
     # ---- all of them
 
     def entries(self) -> Iterator[EntryInfo]:
-        """Yield the metadata of all entries, expired ones included, in the order of their keys.
-
-        Those of other format versions are left out.
-        """
+        """Yield the metadata of all entries of this format, expired ones included, by key."""
         documents = self.catalog.documents()
         found = groupby(self._entries(), lambda entry: entry[0])
         grouped = ((digest, list(group)) for digest, group in found)
@@ -293,7 +286,7 @@ class ChunkStore:
                 yield EntryInfo(row.text, fingerprint, nbytes, documents_of, row.expires_at)
 
     def texts(self) -> Iterator[str]:
-        """Yield all chunk texts in the namespace, each once, in the order of their digests."""
+        """Yield the texts of all chunks, in the order of their digests."""
         found = groupby(self._entries(), lambda entry: entry[0])
         rows = self.catalog.with_rows((digest, None) for digest, _ in found)
         return (row.text for _, row, _ in rows)
@@ -301,15 +294,15 @@ class ChunkStore:
     def changes(self, since: int) -> Changes:
         """Return the texts added and removed after change ``since``, by any process.
 
-        Change numbers only grow, starting from 0 for an empty store. Finders and tiers follow
-        a store by this feed. A text that was added and deleted meanwhile may be missing from
-        ``added``; one that was put again may be in it, and other added texts in ``removed``.
-        Deleted texts are known by the names that were seen here.
+        Change numbers only grow, from 0 for an empty store. Finders and tiers follow a store by
+        this feed. ``added`` can lack a text that was deleted again, and can contain one that was
+        put again; ``removed`` can contain added texts. Only deleted texts that this store has seen
+        are reported.
 
         Raises
         ------
         StoreError
-            The place cannot be read: call again with the same number, or deletions are missed.
+            The place cannot be read. Call again with the same number to miss no deletion.
         """
         newest, added, removed = self.catalog.changes(since, lambda: {*self._deleted, *self._seen})
         self._seen |= added
@@ -318,7 +311,7 @@ class ChunkStore:
             last = self._deleted.pop(digest, None)
             if (text := self._seen.pop(digest, last)) is not None:
                 gone[digest] = text
-        self._deleted |= gone  # another finder or tier may still ask for them
+        self._deleted |= gone  # other finders and tiers can be behind
         for digest in list(self._deleted)[: -max(_DELETED_KEPT, len(gone))]:
             self._deleted.pop(digest, None)
         return Changes(newest, list(added.values()), list(gone.values()))
@@ -326,26 +319,26 @@ class ChunkStore:
     # ---- the place
 
     def room(self) -> Room | None:
-        """Return what the disk has left; None where that is not known, as of a server."""
+        """Return the free bytes of the disk; None where unknown, as for a server."""
         free = self.backend.free_bytes()
         return None if free is None else Room(*free)
 
     def load_seconds(self, text: str, fingerprint: Fingerprint, nbytes: int) -> float | None:
-        """Return the seconds that ``get`` may take, 0 in memory; None: nothing was measured."""
+        """Return the expected seconds of ``get``, 0 in memory; None if not measured."""
         del text, fingerprint, nbytes
         return 0.0 if self.backend.private else None
 
     def make_room(self) -> bool:
-        """Empty the tier of copies on the model's device; return whether it had anything."""
+        """Empty the tiers on the model's device; return whether they had entries."""
         return False
 
     def tiers_in_use(self) -> tuple[TierUse, ...]:
-        """Return what the tiers hold and have served, the fastest first."""
+        """Return the bytes and hits of the tiers, the fastest first."""
         return (TierUse("memory" if self.backend.private else "below", self.nbytes, self._hits),)
 
     @property
     def nbytes(self) -> int | None:
-        """Bytes in memory; None for other places, where nobody counts them."""
+        """Bytes in memory; None for other places, where they are not counted."""
         return getattr(self.backend, "nbytes", None)
 
     def close(self) -> None:
@@ -353,13 +346,11 @@ class ChunkStore:
         self.backend.close()
 
     def refuse(self, key: str, seen: Blob, refused: RefusedEntryError) -> None:
-        """Delete a damaged entry or version, unless it was written again since it was read."""
+        """Delete a damaged entry or version unless it changed since it was read."""
         logger.warning("unusable chunk cache %s: %s (%s)", key, str(refused), refused.reason)
         if not self.read_only:
             with suppress(StoreError):
-                now = self.backend.get(key)
-                if now is not None and memoryview(now) == memoryview(seen):
-                    self.backend.delete(key)
+                self.backend.delete_unchanged(key, seen)
 
     def _count_use(self, text: str, tokens: int) -> None:
         if self._eviction is not None:
@@ -373,7 +364,7 @@ class ChunkStore:
                 yield *found, nbytes
 
     def _must_copy(self, blob: Blob) -> bool:
-        # decoding needs writable memory that nobody else can change
+        # decoding needs writable memory that no other process can change
         return not self.mapped if isinstance(blob, mmap.mmap) else isinstance(blob, bytes)
 
     def _check_writable(self) -> None:

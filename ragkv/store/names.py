@@ -1,10 +1,10 @@
-"""The keys under which a store keeps its rows and entries in a backend.
+"""The keys of a store's rows and entries in a backend.
 
 =============================  =====================================================
 ``store``                      ``{"format": 2, "namespace": name}``
 ``text/<text>``                ``{"text": ..., "change": n, "expires_at": ...}``
-``log/<n>``                    ``+`` and the text that change ``n`` brought, or ``-`` and
-                               the digest of one that went; empty if that is over
+``log/<n>``                    ``+`` and the text that change ``n`` added, or ``-`` and
+                               the digest of a removed text; empty if obsolete
 ``cleared``                    the highest number of a change that was removed
 ``held/<text>/<document>``     the name of a document that holds the text
 ``document/<document>/<text>`` the same, from the document's side: its revision, or empty
@@ -25,7 +25,7 @@ from typing import NamedTuple
 from blake3 import blake3
 
 from ragkv.model.fingerprint import Fingerprint
-from ragkv.store.backends.base import Blob
+from ragkv.store.backends.backend import Blob
 from ragkv.store.entry.header import FORMAT_VERSION
 
 LAYOUT = 2
@@ -47,12 +47,12 @@ def text_key(digest: str) -> str:
 
 
 def held_key(text: str, document: str) -> str:
-    """Return the key that says of a text that a document holds it; both are digests."""
+    """Return the key of a text's document; both are digests."""
     return f"held/{text}/{document}"
 
 
 def holds_key(document: str, text: str) -> str:
-    """Return the key that says of a document that it holds a text."""
+    """Return the key of a document's text; both are digests."""
     return f"document/{document}/{text}"
 
 
@@ -62,12 +62,12 @@ def entry_key(text: str, fingerprint: str) -> str:
 
 
 def entries_of(text: str) -> str:
-    """Return how the keys of all entries of a text begin, whatever their version."""
+    """Return the prefix of the keys of all entries of a text, in any format."""
     return f"kv/{text}/"
 
 
 def parse_entry_key(key: str) -> tuple[str, str] | None:
-    """Return an entry's or version's digests, or None for one of another format."""
+    """Return the digests in an entry's or version's key; None for another format."""
     parts = key.removesuffix(_VERSION).split("/")
     return (parts[1], parts[2]) if len(parts) == 3 and key.endswith(_VERSION) else None
 
@@ -78,12 +78,12 @@ def version_key(text: str, fingerprint: str) -> str:
 
 
 def versions_of(text: str) -> str:
-    """Return how the keys of all versions of a text begin."""
+    """Return the prefix of the keys of all versions of a text."""
     return f"version/{text}/"
 
 
 def behind_key(other: str, version: str) -> str:
-    """Return the key that says that a version, by its key, was computed behind a text."""
+    """Return the key of the note that a version, by its key, was computed behind a text."""
     return f"behind/{other}/{version.removeprefix('version/')}"
 
 
@@ -100,19 +100,19 @@ def log_key(change: int) -> str:
 
 
 def change_of(key: str) -> int:
-    """Return a change's number; 0 for what is no change."""
+    """Return a change's number; 0 for any other key."""
     number = key.removeprefix("log/")
     return int(number) if len(number) == 20 and number.isdecimal() else 0
 
 
 @lru_cache(maxsize=64)
 def digest_of_fingerprint(fingerprint: Fingerprint) -> str:
-    """Return the fingerprint's digest, which takes a while to compute."""
+    """Return the fingerprint's digest, cached since it is slow to compute."""
     return fingerprint.digest
 
 
 class Change(NamedTuple):
-    """A row of the log: the text that came, or the digest of the text that went."""
+    """A row of the log: an added text, or the digest of a removed one."""
 
     text: str | None = None
     digest: str = ""
@@ -123,7 +123,7 @@ class Change(NamedTuple):
 
     @classmethod
     def parse(cls, data: Blob | None) -> Change:
-        """Return the change; one that says nothing for anything else."""
+        """Return the change in a row; an empty one for damaged data."""
         try:
             row = to_text(data or b"")
         except ValueError:
@@ -132,14 +132,14 @@ class Change(NamedTuple):
 
 
 class TextRow(NamedTuple):
-    """What a store knows of a text.
+    """A text's row.
 
     Attributes
     ----------
     text
         The chunk.
     change
-        Number of the change that brought it.
+        Number of the change that added it.
     expires_at
         Seconds since the epoch; None for never.
     """
@@ -154,7 +154,7 @@ class TextRow(NamedTuple):
 
     @classmethod
     def parse(cls, data: Blob | None, digest: str) -> TextRow | None:
-        """Return the row of the text with this digest; None for anything else."""
+        """Return the row of the text with this digest; None for other data."""
         if data is None:
             return None
         try:
@@ -171,16 +171,16 @@ class TextRow(NamedTuple):
 
 
 def to_bytes(text: str) -> bytes:
-    """Encode any text; lone surrogates stay what they are."""
+    """Encode any text, lone surrogates included."""
     return text.encode("utf-8", "surrogatepass")
 
 
 def to_text(data: Blob) -> str:
-    """Decode what :func:`to_bytes` made.
+    """Decode bytes made by :func:`to_bytes`.
 
     Raises
     ------
     ValueError
-        It made no such bytes.
+        They are no such bytes.
     """
     return bytes(data).decode("utf-8", "surrogatepass")

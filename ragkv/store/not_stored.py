@@ -1,4 +1,4 @@
-"""Why chunks are not stored, as far as this process knows."""
+"""Reasons, known to this process, why chunks are not stored."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ragkv.model.fingerprint import Fingerprint
 from ragkv.store.chunk_store import ChunkStore
 
 MOST_NOTED = 4096
-"""Texts whose reason is remembered: the last."""
+"""Number of texts whose reason is remembered, the latest."""
 
 _DIFFERENT = {
     "weights": "other weights",
@@ -25,7 +25,7 @@ _DIFFERENT = {
 
 
 class NotStored:
-    """Remembers what was deleted, and what a store did not take."""
+    """Remembers deleted chunks, and chunks that a store had no room for."""
 
     def __init__(self, store: ChunkStore) -> None:
         self._store = store
@@ -33,7 +33,7 @@ class NotStored:
         self._reasons: dict[str, str] = {}  # the last at the end
 
     def note(self, texts: Iterable[str], reason: str) -> None:
-        """Remember the reason of texts, one of the report's."""
+        """Remember one of the report's reasons for texts."""
         with self._lock:
             for text in texts:
                 self._reasons.pop(text, None)
@@ -43,7 +43,7 @@ class NotStored:
 
     @contextmanager
     def noting_full(self, texts: Iterable[str]) -> Iterator[None]:
-        """Note chunks that are being written where the store turns out to be full."""
+        """Note the chunks that the block writes if the store turns out to be full."""
         try:
             yield
         except StoreFullError:
@@ -51,20 +51,20 @@ class NotStored:
             raise
 
     def reason_of(self, text: str) -> str:
-        """Return why a chunk is not stored; empty where nothing is known."""
+        """Return why a chunk is not stored; empty if unknown."""
         if self._store.was_evicted(text):
             return "evicted"
         return self._reasons.get(text, "")
 
-    def differences(self, text: str, wanted: Fingerprint) -> str:
-        """Return what a chunk is stored for and the model is not, such as ``another sink``."""
-        if self._store.remote:  # each entry would be fetched
+    def differences(self, text: str, required: Fingerprint) -> str:
+        """Return how the chunk's nearest entry differs from the model, such as ``another sink``."""
+        if self._store.remote:  # reading a header fetches the whole entry
             return ""
         found = [
-            [name for name, value in asdict(other).items() if value != getattr(wanted, name)]
+            [name for name, value in asdict(other).items() if value != getattr(required, name)]
             for other in self._store.fingerprints(text)
         ]
         nearest = min(filter(None, found), key=len, default=[])
-        if "dtype" in nearest:  # and so the weights' bytes
+        if "dtype" in nearest:  # which implies other bytes of the weights
             nearest = [name for name in nearest if name != "weights"]
         return ", ".join(_DIFFERENT[name] for name in nearest)

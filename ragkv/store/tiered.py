@@ -14,14 +14,14 @@ from ragkv.chunk.kv import ChunkKV, LayeredKV
 from ragkv.errors import StoreError
 from ragkv.model.fingerprint import Fingerprint
 from ragkv.model.pool import Pool
-from ragkv.store.backends.base import Backend, Bytes
-from ragkv.store.base import Changes, Found, Terms, TierUse
+from ragkv.store.backends.backend import Backend, Bytes
 from ragkv.store.chunk_store import ChunkStore
 from ragkv.store.entry.codecs import codec_of
 from ragkv.store.entry.lazy import LazyKV
 from ragkv.store.tiers.eviction import Eviction
-from ragkv.store.tiers.memory import MemoryTier
 from ragkv.store.tiers.rates import Rate
+from ragkv.store.tiers.tier import MemoryTier
+from ragkv.store.types import Changes, Found, Terms, TierUse
 
 _log = logging.getLogger(__name__)
 
@@ -33,19 +33,19 @@ class TieredStore(ChunkStore):
     ----------
     tiers
         The fastest first: on the model's device, in the host's memory; perhaps none. New entries
-        go to the first; an evicted one is copied to the next unless that has it already: it is
-        swapped out only once (RAGCache, section 5.1).
+        go to the first; an evicted one is copied to the next unless it is there already
+        (RAGCache, section 5.1).
     backend, namespace, read_only, eviction
         As for :class:`ragkv.store.chunk_store.ChunkStore`.
 
     Notes
     -----
-    The tiers drop what another process deletes with the next call of ``changes``, which
-    engines make for every prompt.
+    The tiers drop the deletions of other processes with the next call of ``changes``, which engines
+    make for every prompt.
 
-    Tiers that copy their entries (on a device, or in pinned memory) are filled in a thread,
-    after the request that loaded them. At most a quarter of the largest tier's budget waits for
-    that; other entries are loaded again the next time.
+    A thread fills tiers that copy their entries (on a device, or in pinned memory), after the
+    request that loaded them. At most a quarter of the largest tier's budget waits in its queue;
+    other entries are loaded again the next time.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class TieredStore(ChunkStore):
         mapped = not self._largest  # tiers keep entries, which then own their memory
         super().__init__(backend, namespace, read_only=read_only, mapped=mapped, eviction=eviction)
         self.load_rate = Rate()
-        """Bytes of KV a second that the backend delivers, decoded, as measured."""
+        """Measured bytes of decoded KV per second from the backend."""
         copies = any(tier.copies for tier in tiers)
         self._copying = Pool(1, "ragkv-tier") if copies else None
         self._waiting = 0  # bytes
@@ -80,9 +80,9 @@ class TieredStore(ChunkStore):
             return found
         key, mine = (text, fingerprint), Future[Found[ChunkKV]]()
         running = mine
-        try:  # an interrupt may come anywhere
+        try:  # an interrupt can come anywhere
             running = self._loading.setdefault(key, mine)
-            if running is not mine and not running.done():  # a prefetch, most often
+            if running is not mine and not running.done():  # usually a prefetch
                 return running.result()
             found = self._load(text, fingerprint)
             mine.set_result(found)
@@ -96,7 +96,7 @@ class TieredStore(ChunkStore):
         return found
 
     def open(self, text: str, fingerprint: Fingerprint) -> Found[LayeredKV]:
-        """Return the entry from a tier, or a lazy one; once loaded, tiers get it."""
+        """Return the entry from a tier, or a lazy one, which is added to the tiers once loaded."""
         found = self._in_tiers(text, fingerprint)
         if found is None:
             running = self._loading.get((text, fingerprint))
@@ -108,7 +108,7 @@ class TieredStore(ChunkStore):
         opened = super().open(text, fingerprint)
         opening, expires_at = time.perf_counter() - began, opened.expires_at
 
-        def keep(entry: LayeredKV, seconds: float) -> None:  # no reference to `opened`: a circle
+        def keep(entry: LayeredKV, seconds: float) -> None:  # `opened` would be a circle
             self.load_rate.add(entry.nbytes, opening + seconds)
             self._offer(entry, fingerprint, expires_at, deletions)
 
@@ -119,7 +119,7 @@ class TieredStore(ChunkStore):
         return opened
 
     def _in_tiers(self, text: str, fingerprint: Fingerprint) -> Found[ChunkKV] | None:
-        """Return a tier's entry; one of a later tier is offered to those before."""
+        """Return a tier's entry; offer one of a later tier to those before."""
         deletions = self._deletions
         for level, tier in enumerate(self.tiers):
             kept = tier.get(text, fingerprint)
@@ -135,9 +135,9 @@ class TieredStore(ChunkStore):
     def _write(
         self, entry: ChunkKV, fingerprint: Fingerprint, parts: Sequence[Bytes], terms: Terms
     ) -> int:
-        """Write through: to the backend first.
+        """Write to the backend, then to the tiers.
 
-        An entry of a lossy codec is not kept here as it was before: every reader gets the same.
+        With a lossy codec only decoded entries are kept in tiers: every reader gets the same.
         """
         deletions, expires_at = self._deletions, terms.expires_at
         nbytes = super()._write(entry, fingerprint, parts, terms)
@@ -150,7 +150,7 @@ class TieredStore(ChunkStore):
         return nbytes
 
     def retain(self, text: str, fingerprint: Fingerprint, terms: Terms) -> bool:
-        """Apply the terms, and their time in the tiers."""
+        """Apply the terms, in the tiers too."""
         stored = super().retain(text, fingerprint, terms)
         for tier in self.tiers if stored else ():
             tier.extend(text, terms.expires_at)
@@ -164,7 +164,7 @@ class TieredStore(ChunkStore):
             self._forget([text])
 
     def keep_only(self, document: str, texts: Iterable[str], revision: str | None = None) -> int:
-        """Delete as ever; the tiers drop the same."""
+        """Reduce the document's chunks, in the tiers too."""
         try:
             return super().keep_only(document, texts, revision)
         finally:
@@ -172,10 +172,10 @@ class TieredStore(ChunkStore):
                 self.changes(self._followed)
 
     def changes(self, since: int) -> Changes:
-        """Return the changes; the tiers drop what was deleted."""
+        """Return the changes; the tiers drop deleted chunks."""
         with self._following:
             found = super().changes(since)
-            if found.newest < self._followed:  # the place was emptied, and is another one now
+            if found.newest < self._followed:  # the place was emptied
                 self._forget({text for tier in self.tiers for text in tier.texts()})
             elif found.newest > self._followed:
                 own = found if since == self._followed else super().changes(self._followed)
@@ -184,11 +184,11 @@ class TieredStore(ChunkStore):
         return found
 
     def tiers_in_use(self) -> tuple[TierUse, ...]:
-        """Return the tiers, the fastest first, and what the backend served."""
+        """Return the tiers, the fastest first, and the backend."""
         return (*(tier.in_use() for tier in self.tiers), *super().tiers_in_use())
 
     def make_room(self) -> bool:
-        """Empty the tiers on a device, where there are any."""
+        """Empty the tiers on the model's device; return whether they had entries."""
         with self._keeping:
             texts = [
                 (tier, text)
@@ -199,7 +199,7 @@ class TieredStore(ChunkStore):
             return sum(tier.delete(text) for tier, text in texts) > 0
 
     def load_seconds(self, text: str, fingerprint: Fingerprint, nbytes: int) -> float | None:
-        """Return 0 for an entry in a tier, otherwise an estimate by the recent loading speed."""
+        """Return 0 for an entry in a tier, else an estimate from the loading rate."""
         if any(tier.contains(text, fingerprint) for tier in self.tiers):
             return 0.0
         known = super().load_seconds(text, fingerprint, nbytes)
@@ -223,7 +223,7 @@ class TieredStore(ChunkStore):
         return found
 
     def _offer(self, entry: LayeredKV, *known: Any) -> None:
-        """Fill the tiers, in a thread where that copies."""
+        """Fill the tiers, in a thread if that copies."""
         if entry.nbytes > self._largest:
             return
         if self._copying is None:
@@ -256,7 +256,7 @@ class TieredStore(ChunkStore):
     def _keep(
         self, level: int, entry: ChunkKV, fingerprint: Fingerprint, expires_at: float | None
     ) -> None:
-        """Offer an entry to a tier, and what it evicts to the next one."""
+        """Offer an entry to a tier, and the entries that it evicts to the next one."""
         if level == len(self.tiers) or self.tiers[level].contains(entry.text, fingerprint):
             return
         evicted = self.tiers[level].put(entry, fingerprint, expires_at)

@@ -156,8 +156,8 @@ def test_all_blocks_are_dense_attention_bit_for_bit(make_engine: Make, family: s
     assert found.token_ids == dense.token_ids
     assert found.logprobs == dense.logprobs
     windowed = all(window is not None for window in engine.loaded.architecture.windows)
-    assert (found.report.blocks == 0) == windowed
-    assert found.report.blocks == found.report.blocks_read
+    assert (found.report.decode.blocks == 0) == windowed
+    assert found.report.decode.blocks == found.report.decode.blocks_read
     drafted = engine.generate(PROMPT, sparse=SMALL, **{**settings, "drafts": True})
     assert drafted.token_ids == dense.token_ids
 
@@ -171,8 +171,8 @@ def test_answers_read_some_blocks(make_engine: Make, family: str, method: str) -
     settings = {**ANSWER, "method": method, "history": False}
     alone = engine.generate(PROMPT, sparse=SMALL, **settings)
     dense = engine.generate(PROMPT, **settings)
-    assert 0 < alone.report.blocks_read < alone.report.blocks
-    assert (dense.report.blocks, dense.report.blocks_read) == (0, 0)
+    assert 0 < alone.report.decode.blocks_read < alone.report.decode.blocks
+    assert (dense.report.decode.blocks, dense.report.decode.blocks_read) == (0, 0)
     with ThreadPoolExecutor(3) as pool:
         kinds = ["off", SMALL, SMALL]
         asked = [pool.submit(engine.generate, PROMPT, sparse=k, **settings) for k in kinds]
@@ -189,7 +189,7 @@ def test_rows_of_sparse_steps_are_not_kept_for_later_prompts(
     engine = make_engine(reuse=ReuseConfig())
     engine.precompute(CHUNKS)
     reports = [engine.generate(PROMPT, sparse=each, **ANSWER).report for each in ("off", SMALL)]
-    lengths = [len(each.ids) - reports[0].prompt_tokens for each in kept]
+    lengths = [len(each.ids) - reports[0].tokens.prompt for each in kept]
     assert lengths == [ANSWER["max_new_tokens"] - 1, 0]
 
 
@@ -204,9 +204,9 @@ def test_auto_is_on_where_it_saves_time(monkeypatch: pytest.MonkeyPatch) -> None
         short = engine.generate(PROMPT, sparse="auto", **ANSWER).report
         long = "\n\n".join(CHUNKS * 8)
         found = engine.generate(long, sparse="auto", **ANSWER).report
-        assert short.blocks == 0
-        assert 0 < found.blocks_read < found.blocks
-        assert engine.generate(long, **ANSWER).report.blocks == 0
+        assert short.decode.blocks == 0
+        assert 0 < found.decode.blocks_read < found.decode.blocks
+        assert engine.generate(long, **ANSWER).report.decode.blocks == 0
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from tiny import UNEVEN, ask
 
 from ragkv import Prefilled, RagKV
 from ragkv.attend.rows import Rows
-from ragkv.attend.sparse import SparseRows
+from ragkv.attend.sparse_rows import SparseRows
 from ragkv.errors import ConfigError
 from ragkv.select import Method, Sparse, get_method
 from ragkv.splice.layout import Layout, Origin, Placed

@@ -12,7 +12,7 @@ from tiny import tiny_model, tiny_tokenizer
 def kept(tmp_path, monkeypatch) -> Path:
     """Return the file of embeddings."""
     file = tmp_path / "cache" / "embeddings.sqlite"
-    monkeypatch.setattr("ragkv.cli.embeddings.kept_embeddings", lambda: file)
+    monkeypatch.setattr("ragkv.cli.retrieval.kept_embeddings", lambda: file)
     return file
 
 

@@ -59,7 +59,7 @@ def test_precompute_stores_once(model, texts, tmp_path):
     assert first["tokens"] > 0
     assert (second["new"], second["existing"], second["tokens"]) == (0, first["new"], 0)
     shown = run(*args)
-    assert f"0 new, {first['new']} already there" in shown.stdout
+    assert f"0 new, {first['new']} already stored" in shown.stdout
 
 
 def test_namespaces_are_apart(model, texts, tmp_path):
@@ -75,7 +75,7 @@ def test_ask_reuses_what_precompute_stored(model, texts, tmp_path):
     answer = run_json(*asked, "--top-k", 2)
     report = answer["report"]
     assert len(answer["chunks"]) == 2
-    assert report["reused_tokens"] > report["recomputed_tokens"] > 0
+    assert report["tokens"]["reused"] > report["tokens"]["recomputed"] > 0
     assert not report["misses"]
     streamed = run(*asked)
     assert "First token after" in streamed.stdout
@@ -86,8 +86,8 @@ def test_the_dtype_and_the_device_can_be_said(model, texts, tmp_path):
     same = ["--model", model, "--store", tmp_path / "store", "--device", "cpu"]
     run_json("precompute", texts, "--chunk-tokens", "150", *same, "--dtype", "bfloat16")
     asking = ["ask", "What?", "--path", texts, "--chunk-tokens", "150", "--max-new-tokens", "1"]
-    assert run_json(*asking, *same, "--dtype", "bfloat16")["report"]["reused_tokens"]
-    assert not run_json(*asking, *same, "--dtype", "float32")["report"]["reused_tokens"]
+    assert run_json(*asking, *same, "--dtype", "bfloat16")["report"]["tokens"]["reused"]
+    assert not run_json(*asking, *same, "--dtype", "float32")["report"]["tokens"]["reused"]
     assert "dtype must be one that" in run(*asking, *same, "--dtype", "none").stderr
     checked = run("check", "--model", model, "--device", "nowhere")
     assert checked.exit_code == 2
@@ -117,8 +117,8 @@ def test_another_model_or_size_replaces_nothing(model, texts, tmp_path):
 def test_ask_stores_what_it_missed(model, texts, tmp_path):
     asked = ("ask", "What is assigned?", "--path", texts, "--model", model, "--max-new-tokens", 2)
     reports = [run_json(*asked, "--store", tmp_path / "s")["report"] for _ in range(2)]
-    assert reports[0]["reused_tokens"] == 0
-    assert reports[1]["reused_tokens"] > 0
+    assert reports[0]["tokens"]["reused"] == 0
+    assert reports[1]["tokens"]["reused"] > 0
 
 
 @pytest.mark.parametrize("method", ["full", "reuse"])
@@ -153,7 +153,7 @@ def test_check_fails_where_something_does_not_hold(model, monkeypatch):
     ("copied", "ratios", "says"),
     [
         (8, [0.2], "keeps its answers"),
-        (2, [0.2, 0.3, 0.5], "agreement alone decides. / needs a ratio of 0.5."),
+        (2, [0.2, 0.3, 0.5], "only the agreement counts. / needs a ratio of 0.5."),
         (8, [0.5, 0.7], 'needs full prefill (method="full").'),
     ],
 )
@@ -258,10 +258,10 @@ def test_reading_an_empty_folder_is_an_error(tmp_path):
 def test_a_file_that_is_no_text_is_refused_by_name_and_left_out_of_a_folder(texts, content, capsys):
     wrong = texts / "wrong.md"
     wrong.write_bytes(content)
-    with pytest.raises(ConfigError, match=r"wrong\.md is no UTF-8 text"):
+    with pytest.raises(ConfigError, match=r"wrong\.md is not UTF-8 text"):
         read_texts([wrong])
     assert wrong not in read_texts([texts])
-    assert "wrong.md is no UTF-8 text" in capsys.readouterr().err
+    assert "wrong.md is not UTF-8 text" in capsys.readouterr().err
     (texts / "only").mkdir()
     wrong.rename(texts / "only" / "wrong.md")
     with pytest.raises(ConfigError, match="no text found"):
@@ -279,7 +279,7 @@ def test_a_byte_order_mark_is_no_part_of_a_text(texts):
 def test_what_there_is_to_read_is_found_out_before_a_model_is_loaded(command, tmp_path):
     scan = tmp_path / "scan.pdf"
     scan.write_bytes(b"%PDF\0")
-    for path, said in ((tmp_path / "none", "no such file"), (scan, "no UTF-8 text")):
+    for path, said in ((tmp_path / "none", "no such file"), (scan, "not UTF-8 text")):
         where = (path,) if command == "precompute" else ("What?", "--path", path)
         result = run(command, *where, "--model", tmp_path / "no model")
         assert result.exit_code == 2
@@ -290,7 +290,7 @@ def test_what_there_is_to_read_is_found_out_before_a_model_is_loaded(command, tm
 def test_a_store_that_would_end_with_the_command_is_refused(model, texts):
     result = run("precompute", texts, "--model", model, "--store", ":memory:")
     assert result.exit_code == 2
-    assert "in memory ends with the command" in result.stderr
+    assert "is lost when the command ends" in result.stderr
 
 
 def test_the_version_is_said():

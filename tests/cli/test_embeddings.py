@@ -9,9 +9,8 @@ import pytest
 from tiny import tiny_model, tiny_tokenizer
 from typer.testing import CliRunner
 
-from ragkv.cli.embeddings import Embeddings
 from ragkv.cli.main import app
-from ragkv.cli.retrieval import Embedder
+from ragkv.cli.retrieval import Embedder, Embeddings
 
 TEXTS = [f"Text {at} about the weather." for at in range(5)]
 

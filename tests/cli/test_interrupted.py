@@ -54,10 +54,12 @@ def test_what_is_stored_is_said_and_kept(run, monkeypatch, stored):
         patch.setattr(encoding, "encode_chunks", interrupted)
         code, said, _ = run()
     assert code == 130
-    assert f"Interrupted: {stored} of {TOTAL} chunks are stored; the same command goes on." in said
+    assert (
+        f"Interrupted: {stored} of {TOTAL} chunks are stored; the same command continues." in said
+    )
     code, _, told = run()
     assert code == 0
-    assert f"{TOTAL - stored} new, {stored} already there" in told
+    assert f"{TOTAL - stored} new, {stored} already stored" in told
 
 
 def test_workers_say_it_of_files(run, files, monkeypatch):
@@ -71,7 +73,7 @@ def test_workers_say_it_of_files(run, files, monkeypatch):
     code, said, _ = run("--workers", 2)
     assert code == 130
     assert re.search(rf"ragkv: 2 of {TOTAL} files done, 00:00 left", said)
-    assert f"Interrupted: 2 of {TOTAL} files are stored; the same command goes on." in said
+    assert f"Interrupted: 2 of {TOTAL} files are stored; the same command continues." in said
 
 
 SLOWLY = """
@@ -102,4 +104,4 @@ def test_a_real_interrupt_shows_no_traceback(model, files, tmp_path):
         _, said = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "Traceback" not in said
-    assert f"Interrupted: 2 of {TOTAL} chunks are stored; the same command goes on." in said
+    assert f"Interrupted: 2 of {TOTAL} chunks are stored; the same command continues." in said

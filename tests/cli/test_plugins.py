@@ -34,7 +34,7 @@ broken = one_plugin:nothing
 missing = no_such_module:command
 """
 EXTENSIONS = [
-    (["serve", "--engine", "vllm"], "vllm", "vllm-ragkv"),
+    (["serve", "--vllm-url", "http://127.0.0.1:8001"], "vllm", "vllm-ragkv"),
     (["precompute", __file__, "--ray", "local"], "ray", "ragkv-ray"),
 ]
 
@@ -95,7 +95,7 @@ def test_options_of_other_packages_name_them(words, name, package, monkeypatch):
     monkeypatch.setattr(plugins, "entry_points", lambda **_: ())
     done = run(*words)
     assert (done.exit_code, done.stderr.count("\n")) == (2, 1)
-    assert f"{name} is in a package of its own: pip install {package}, or" in done.stderr
+    assert f"{name} is in a separate package: pip install {package}, or" in done.stderr
     assert f"pip install ./integrations/{name}" in done.stderr
 
 
@@ -118,6 +118,6 @@ def test_without_ragkv_bench_they_say_how_to_get_them(words, monkeypatch):
     done = run(*words)
     assert done.exit_code == 2
     assert done.stderr.count("\n") == 1
-    assert f"ragkv {words[0]} is in a package of its own: pip install ragkv-bench" in done.stderr
+    assert f"ragkv {words[0]} is in a separate package: pip install ragkv-bench" in done.stderr
     assert "pip install ./benchmarks" in done.stderr
     assert f" {words[0]} " not in run("--help").output

@@ -49,10 +49,10 @@ def test_precompute_and_ask_share_it(model, system, tmp_path):
     assert run("precompute", text, *shared, *behind).exit_code == 0
     asked = ["ask", "What?", "--path", text, *shared, "--max-new-tokens", 1, "--json"]
     ours, others = (json.loads(run(*asked, *rest).stdout) for rest in (behind, []))
-    assert ours["report"]["reused_tokens"] > 100
+    assert ours["report"]["tokens"]["reused"] > 100
     assert not ours["report"]["misses"]
-    assert ours["report"]["sink_tokens"] > others["report"]["sink_tokens"]
-    assert not others["report"]["reused_tokens"], "encoded behind another sink"
+    assert ours["report"]["tokens"]["sink"] > others["report"]["tokens"]["sink"]
+    assert not others["report"]["tokens"]["reused"], "encoded behind another sink"
     page = run(*asked[:-1], *behind, "--page", tmp_path / "page.html")
     assert page.exit_code == 0, page.output
 
@@ -77,9 +77,9 @@ def test_the_server_s_chunks_are_behind_it(model, system, tmp_path, monkeypatch)
     assert done.exit_code == 0, done.output
     assert len(reports) == 4
     for ours, others in (reports[:2], reports[2:]):
-        assert ours["reused_tokens"] > 100
+        assert ours["tokens"]["reused"] > 100
         assert not ours["warnings"]
-        assert ours["sink_tokens"] > others["sink_tokens"]
+        assert ours["tokens"]["sink"] > others["tokens"]["sink"]
         assert any("head" in each for each in others["warnings"])
 
 
@@ -124,7 +124,7 @@ def test_the_prompt_of_llama_index_has_a_name(model, tmp_path):
     index = VectorStoreIndex([TextNode(text=CHUNKS[0])], embed_model=MockEmbedding(embed_dim=4))
     index.as_query_engine(llm=llm).query("What?")
     assert not llm.last_report.warnings
-    assert llm.last_report.reused_tokens > 20
+    assert llm.last_report.tokens.reused > 20
     llm.kv.close()
 
 

@@ -63,5 +63,5 @@ def test_a_file_that_was_not_stored_is_named(files, tmp_path, monkeypatch):
 
     monkeypatch.setattr(processes, "store_in_processes", store_in_processes)
     done = run(files, "--store", tmp_path / "none", "--workers", 2)
-    assert (done.exit_code, done.stdout[:24]) == (2, "0 new, 0 already there, ")
-    assert f"not stored: 1 of 6 files, such as {files / '3.txt'}: no reason" in done.stderr
+    assert (done.exit_code, done.stdout[:24]) == (2, "0 new, 0 already stored,")
+    assert f"not stored: 1 of 6 files, e.g. {files / '3.txt'}: no reason" in done.stderr

@@ -12,15 +12,11 @@ from ragkv.config.options import DecodeOptions, ReuseOptions
 
 
 @pytest.mark.parametrize(
-    ("options", "settings", "others"),
-    [
-        (DecodeOptions, DecodeConfig, set()),
-        (ReuseOptions, ReuseConfig, {"seed"}),  # in a call it is sampling's
-    ],
+    ("options", "settings"), [(DecodeOptions, DecodeConfig), (ReuseOptions, ReuseConfig)]
 )
-def test_options_are_the_settings_fields(options: Any, settings: Any, others: set[str]) -> None:
+def test_options_are_the_settings_fields(options: Any, settings: Any) -> None:
     known = get_type_hints(settings)
-    mine = {each.name: known[each.name] for each in fields(settings) if each.name not in others}
+    mine = {each.name: known[each.name] for each in fields(settings)}
     assert get_type_hints(options) == mine
 
 

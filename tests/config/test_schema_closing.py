@@ -111,6 +111,11 @@ CLOSED = {
         [{"a": True, "b": True}, {"c": True}],
         [{"z": 1}],
     ),
+    "names that others depend on": (
+        {"type": "object", "properties": {"a": True}, "dependentRequired": {"b": ["c"]}},
+        [{"a": 1, "c": 1}, {"b": 1, "c": 1}],
+        [{"b": 1}, {"z": 1}],
+    ),
     "recursive": (
         {"$ref": "#/$defs/Node", "$defs": {"Node": NODE}},
         [{"ok": True, "kids": [{"ok": False, "kids": []}]}],

@@ -93,7 +93,7 @@ def test_the_rest_is_followed(name):
 
 
 def test_each_is_said_once(caplog, monkeypatch):
-    monkeypatch.setattr(schema_module, "_told", set())
+    monkeypatch.setattr(schema_module, "_logged", set())
     here = {"type": "object", "properties": {"file": {"type": "string", "format": "path"}}}
     there = {"type": "object", "properties": {"x": here, "y": {"uniqueItems": True}}}
     with caplog.at_level(logging.WARNING):
@@ -150,11 +150,34 @@ def test_a_schema_that_is_too_large():
         check_schema("json_schema", schema)
 
 
-def test_a_large_union_of_classes():
+@pytest.mark.parametrize("beside", [{}, {"properties": {"n": N}}])
+def test_a_large_union_of_classes(beside: dict[str, Any]):
     made = {
         f"C{n}": {"type": "object", "properties": {"kind": {"const": n}}, "required": ["kind"]}
         for n in range(300)
     }
-    schema = {"oneOf": [{"$ref": f"#/$defs/{name}"} for name in made], "$defs": made}
+    schema = {**beside, "oneOf": [{"$ref": f"#/$defs/{name}"} for name in made], "$defs": made}
     assert ignored(schema) == []
     assert lets_through(schema, {"kind": 299})
+    assert not lets_through(schema, {"kind": 300})
+
+
+def node(name: str, **own: Any) -> dict[str, Any]:
+    return {"properties": {"kids": {"items": {"$ref": f"#/$defs/{name}"}}, **own}}
+
+
+def test_a_recursive_class_whose_base_is_open():
+    base = {**node("Base", n=N), "unevaluatedProperties": True}
+    own = {"allOf": [{"$ref": "#/$defs/Base"}], **node("Node", m=N)}
+    schema = {"$ref": "#/$defs/Node", "$defs": {"Base": base, "Node": own}}
+    assert ignored(schema) == ["kids: allOf"]
+    assert lets_through(schema, {"kids": [{"m": 1}], "n": 2, "z": 3})
+    assert not lets_through(schema, {"kids": [{"m": "a"}]})
+
+
+def test_a_recursive_class_whose_base_inherits_and_is_open():
+    base = {"$ref": "#/$defs/Root", **node("Base", n=N), "unevaluatedProperties": True}
+    own = {"allOf": [{"$ref": "#/$defs/Base"}], **node("Node", m=N)}
+    made = {"Root": node("Root"), "Base": base, "Node": own}
+    with pytest.raises(ConfigError, match="circular"):
+        check_schema("json_schema", {"$ref": "#/$defs/Node", "$defs": made})

@@ -145,7 +145,7 @@ def test_drafts_change_nothing(make_engine):
     given = {"json_schema": PERSON, "max_new_tokens": 200}
     alone = engine.generate(asked, drafts=False, **given)
     drafted = engine.generate(asked, **given)
-    assert drafted.report.drafted_tokens > 0
+    assert drafted.report.decode.drafted > 0
     assert drafted.token_ids == alone.token_ids
 
 
@@ -237,6 +237,7 @@ def test_a_call_that_is_cut_short_is_invalid(make_engine):
     chat = Chat(ask(CHUNKS), [LOOK], "look")
     answer = make_engine().generate(chat, max_new_tokens=4)  # its name is not there yet
     assert (answer.tool_calls, answer.invalid_tool_calls) == ((), ())
+    assert answer.text.startswith("{")
     answer = make_engine().generate(chat, max_new_tokens=26)
     assert answer.tool_calls == ()
     (call,) = answer.invalid_tool_calls

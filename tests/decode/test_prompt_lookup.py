@@ -241,7 +241,7 @@ def test_no_step_crosses_the_position_where_the_rotary_table_changes(
         tokens = tiny_tokenizer()(" ".join(some_chunks(3)))["input_ids"][:235]
         prompt = tiny_tokenizer().decode(tokens)
         engine.precompute([prompt[:200]])
-        length = engine.prefill(prompt).report.prompt_tokens
+        length = engine.prefill(prompt).report.tokens.prompt
         limit = 256
         assert length < limit < length + ANSWER
         plain = engine.generate(prompt, max_new_tokens=ANSWER, drafts=False)
@@ -258,16 +258,18 @@ def test_the_report_counts_steps_and_drafts(make_engine: Make) -> None:
         engine.generate(PROMPT, max_new_tokens=80, recompute_ratio=1.0, drafts=drafts).report
         for drafts in (False, True)
     )
-    assert (plain.drafted_tokens, plain.accepted_tokens) == (0, 0)
-    assert plain.tokens_per_step == 1.0
-    assert 0 < found.accepted_tokens <= found.drafted_tokens
-    assert found.tokens_per_step == pytest.approx(79 / (79 - found.accepted_tokens), abs=0.02)
+    assert (plain.decode.drafted, plain.decode.accepted) == (0, 0)
+    assert plain.decode.tokens_per_step == 1.0
+    assert 0 < found.decode.accepted <= found.decode.drafted
+    assert found.decode.tokens_per_step == pytest.approx(
+        79 / (79 - found.decode.accepted), abs=0.02
+    )
     for report in (plain, found):
         assert report.dtype == "float32"
-        assert 0 < report.decode_s < 60
-        assert report.ms_per_token == pytest.approx(1e3 * report.decode_s / 79)
-    one = engine.generate(PROMPT, max_new_tokens=1).report
-    assert (one.decode_s, one.ms_per_token, one.tokens_per_step) == (0.0, 0.0, 0.0)
+        assert 0 < report.decode.seconds < 60
+        assert report.decode.ms_per_token == pytest.approx(1e3 * report.decode.seconds / 79)
+    one = engine.generate(PROMPT, max_new_tokens=1).report.decode
+    assert (one.seconds, one.ms_per_token, one.tokens_per_step) == (0.0, 0.0, 0.0)
 
 
 def test_a_streamed_answer_is_the_same(make_engine: Make) -> None:

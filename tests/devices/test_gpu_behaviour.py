@@ -24,11 +24,11 @@ from ragkv.errors import OutOfMemoryError, UnsupportedModelError
 from ragkv.model.fingerprint import fingerprint_of, state_of
 from ragkv.model.load import load_model
 from ragkv.model.loaded import ReusableModel
-from ragkv.model.memory import Workspace
-from ragkv.model.room import pass_bytes
+from ragkv.model.memory import pass_bytes
+from ragkv.model.workspace import Workspace
 from ragkv.store import TieredStore
 from ragkv.store.backends.memory import MemoryBackend
-from ragkv.store.tiers.memory import MemoryTier
+from ragkv.store.tiers.tier import MemoryTier
 
 Make = Callable[..., RagKV]
 ANEW = StoreConfig(MEMORY, history_bytes=0)
@@ -122,7 +122,7 @@ def test_repairing_steps_compute_experts_as_a_prefill_does(
     experts = model.model.layers[0].mlp.experts
     with experts.register_forward_pre_hook(look):
         answer = engine.generate(PROMPT, max_new_tokens=40, recompute_ratio=0.1)
-    assert answer.report.ahead_tokens == expected.report.ahead_tokens > 0
+    assert answer.report.tokens.ahead == expected.report.tokens.ahead > 0
     assert answer.token_ids == expected.token_ids
     assert seen == {("grouped_mm", True), ("batched_mm", False)}
 
@@ -144,7 +144,7 @@ def test_the_device_tier_makes_room_for_a_request(
     monkeypatch.setattr(Workspace, "uninitialised", full)
     found = engine.generate(PROMPT, max_new_tokens=4)
     assert found.token_ids == expected
-    assert found.report.reused_tokens
+    assert found.report.tokens.reused
     assert asked == [1]
 
     def never(*_: Any) -> Any:

@@ -34,7 +34,7 @@ def work():
     kv.precompute(["One more"])
     kv.prefetch(some_chunks(3))
     answer = kv.generate(prompt, max_new_tokens=5)
-    print(len(answer.token_ids), answer.report.reused_tokens > 0, kv.contains(some_chunks(3)[2]))
+    print(len(answer.token_ids), answer.report.tokens.reused > 0, kv.contains(some_chunks(3)[2]))
     with kv.stream(prompt, max_new_tokens=5) as stream:
         list(stream)
     print(len(stream.completion.token_ids))

@@ -134,7 +134,7 @@ def test_chunks_that_a_pipeline_rewrites_are_noticed(
     for prompt in ("\n\n".join(some_chunks(3)), str(chunks)):
         engine.prefetch(chunks)
         report = engine.generate(prompt, max_new_tokens=1).report
-        assert report.reused_tokens == 0
+        assert report.tokens.reused == 0
         assert "retrieved chunks, " in report.warnings[0]
         engine.prefetch(chunks)
         assert engine.generate(prompt + "!", max_new_tokens=1).report.misses == report.misses
@@ -166,7 +166,7 @@ def test_a_chunk_that_was_cut_or_not_looked_for_warns_of_nothing(
     engine.precompute([chunk])
     engine.prefetch([chunk])
     report = engine.generate(chunk[:-80], max_new_tokens=1, method=method).report
-    assert bool(report.reused_tokens) == (method == "query")
+    assert bool(report.tokens.reused) == (method == "query")
     assert not any("1 chunk was not reused" in said for said in report.warnings)
     engine.prefetch([chunk])
     report = engine.generate(repr(chunk), max_new_tokens=1, method=method).report

@@ -47,7 +47,7 @@ def test_precompute_counts_new_and_existing(make_engine: Make) -> None:
     assert engine.forget(chunks[2])
     assert not engine.forget(chunks[2])
     assert not engine.contains(chunks[2])
-    assert engine.prefill(ask(chunks[2:])).report.reused_tokens == 0
+    assert engine.prefill(ask(chunks[2:])).report.tokens.reused == 0
 
 
 def test_a_second_engine_over_the_same_folder_computes_nothing(tmp_path: Path) -> None:
@@ -58,7 +58,7 @@ def test_a_second_engine_over_the_same_folder_computes_nothing(tmp_path: Path) -
     with RagKV(tiny_model(), tiny_tokenizer(), store=tmp_path) as two:
         assert two.precompute(chunks).existing == 3
         out = two.prefill(ask(chunks))
-        assert out.report.reused_tokens > 100
+        assert out.report.tokens.reused > 100
         torch.testing.assert_close(out.logits, before)
 
 
@@ -84,7 +84,7 @@ def test_another_fingerprint_never_hits(tmp_path: Path, change: str) -> None:
         settings = {"namespace": "other"}
     with RagKV(model, tokenizer, store=tmp_path, **settings) as two:
         report = two.prefill(ask(chunks)).report
-        assert report.reused_tokens == 0
+        assert report.tokens.reused == 0
         expected = [] if change == "namespace" else ["fingerprint", "fingerprint"]
         assert [miss.reason for miss in report.misses] == expected
 
@@ -95,19 +95,19 @@ def test_chunks_put_by_another_engine_are_found_without_restart(tmp_path: Path) 
         RagKV(tiny_model(), tiny_tokenizer(), store=tmp_path) as server,
         RagKV(tiny_model(), tiny_tokenizer(), store=tmp_path) as ingest,
     ):
-        assert server.prefill(ask(chunks)).report.reused_tokens == 0
+        assert server.prefill(ask(chunks)).report.tokens.reused == 0
         ingest.precompute(chunks)
-        assert server.prefill(ask(chunks)).report.reused_tokens > 100
+        assert server.prefill(ask(chunks)).report.tokens.reused > 100
 
 
 def test_named_chunks_are_stored_after_the_answer(make_engine: Make) -> None:
     chunks = some_chunks(2)
     engine = make_engine()
     engine.prefetch(chunks)
-    assert engine.prefill(ask(chunks)).report.reused_tokens == 0
+    assert engine.prefill(ask(chunks)).report.tokens.reused == 0
     engine.wait()
     assert engine.contains(chunks[0])
-    assert engine.prefill(ask(chunks)).report.reused_tokens > 100
+    assert engine.prefill(ask(chunks)).report.tokens.reused > 100
     skipping = make_engine(reuse=ReuseConfig(on_miss="skip"))
     skipping.prefetch(chunks)
     skipping.prefill(ask(chunks))
@@ -129,7 +129,7 @@ def test_a_torn_entry_is_a_counted_miss_and_heals(tmp_path: Path) -> None:
         assert {miss.reason for miss in torn.report.misses} == {"checksum"}
         torch.testing.assert_close(torn.logits, before, atol=5e-5, rtol=1e-4)
         engine.wait()
-        assert engine.prefill(ask(chunks)).report.reused_tokens > 100
+        assert engine.prefill(ask(chunks)).report.tokens.reused > 100
 
 
 def test_a_full_disk_is_a_typed_error_and_loses_nothing(tmp_path: Path) -> None:
@@ -232,9 +232,9 @@ def test_sink_from_a_template_covers_the_prompts_head(make_engine: Make) -> None
     engine.precompute(chunks, sink=sink)
     text = template.format(context="\n\n".join(chunks), question="Why?")
     report = engine.prefill([{"role": "user", "content": text}], sink=sink).report
-    assert report.sink_tokens == len(engine.tokenizer(sink)["input_ids"])
+    assert report.tokens.sink == len(engine.tokenizer(sink)["input_ids"])
     assert report.warnings == ()
-    assert report.reused_tokens > 100
+    assert report.tokens.reused > 100
 
 
 def test_threads_get_the_answers_that_one_thread_gets(make_engine: Make) -> None:
@@ -262,8 +262,8 @@ def test_the_report_is_plain_data(make_engine: Make) -> None:
     engine.precompute(chunks)
     report = engine.generate(ask(chunks), max_new_tokens=3).report.to_dict()
     again = json.loads(json.dumps(report))
-    assert again["completion_tokens"] == 3
-    assert len(again["positions"]) == again["prompt_tokens"]
+    assert again["decode"]["tokens"] == 3
+    assert len(again["positions"]) == again["tokens"]["prompt"]
     assert set(again["steps"]) >= {"find", "load", "splice", "select", "recompute", "first_token"}
 
 
@@ -436,7 +436,7 @@ def test_unsupported_models_are_refused_by_name_or_served_in_full(case: str) -> 
         assert reason in engine.info.unsupported
         engine.precompute(some_chunks(1))
         out = engine.generate("Some words to go on", max_new_tokens=4)
-        assert out.report.fresh_tokens == out.report.prompt_tokens
+        assert out.report.tokens.fresh == out.report.tokens.prompt
         ids = torch.tensor([engine.tokenizer("Some words to go on")["input_ids"]])
         mask = torch.ones_like(ids)
         theirs = model.generate(ids, attention_mask=mask, max_new_tokens=4, do_sample=False)
@@ -451,10 +451,10 @@ def test_longrope_is_reused_below_its_switch_and_prefilled_beyond(make_engine: M
     with RagKV(model, tiny_tokenizer(), store=":memory:") as engine:
         engine.precompute(chunks)
         short = engine.prefill(ask(chunks[:1]), recompute_ratio=0.0)
-        assert short.report.reused_tokens > 80
+        assert short.report.tokens.reused > 80
         long = engine.prefill(ask(chunks), recompute_ratio=0.0)
-        assert long.report.prompt_tokens > 256
-        assert long.report.reused_tokens == 0
+        assert long.report.tokens.prompt > 256
+        assert long.report.tokens.reused == 0
         assert {miss.reason for miss in long.report.misses} == {"positions"}
         for out in (short, long):
             with torch.no_grad():
@@ -479,7 +479,7 @@ def test_a_store_that_is_read_only_serves_and_writes_nothing(
     store = StoreConfig(path=tmp_path, read_only=True)
     with RagKV(tiny_model(), tiny_tokenizer(), store=store) as engine:
         engine.prefetch(chunks)
-        assert engine.prefill(ask(chunks)).report.reused_tokens > 100
+        assert engine.prefill(ask(chunks)).report.tokens.reused > 100
         engine.wait()
         assert not engine.contains(chunks[2])
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before

@@ -102,7 +102,7 @@ def test_what_is_called_exact_is_a_full_prefills(
             out = engine.prefill(chat, recompute_ratio=1.0, **how)
             assert_full(engine, out)
             assert_adds_up(out)
-            assert out.report.reused_tokens == out.report.former_repaired_tokens == 0
+            assert out.report.tokens.reused == out.report.tokens.history_repaired == 0
 
     check()
 
@@ -116,8 +116,8 @@ def test_exact_rows_serve_every_method_and_ratio(
         engine.precompute(CHUNKS, method=each, auxiliary_model=auxiliary)
     engine.generate(ask(), method="reuse", recompute_ratio=1.0, max_new_tokens=3)
     out = engine.prefill(ask("Another question?"), recompute_ratio=ratio, **how)
-    assert out.report.former_exact_tokens > 340
-    assert out.report.recomputed_tokens == out.report.former_repaired_tokens == 0
+    assert out.report.tokens.history_exact > 340
+    assert out.report.tokens.recomputed == out.report.tokens.history_repaired == 0
     assert out.report.misses == ()
     assert [use.text for use in out.report.chunks] == CHUNKS
     assert sources(out) == ["former"] * 3
@@ -131,8 +131,8 @@ def test_chunks_behind_exact_rows_are_repaired(make_engine: Make) -> None:
     report = engine.prefill(ask(chunks=chunks), recompute_ratio=0.3).report
     assert sources(engine.prefill(ask(chunks=chunks))) == ["former"] * 3 + ["entry"] * 2
     cached = sum(use.reused + use.recomputed for use in report.chunks)
-    assert 0 < report.recomputed_tokens <= round(0.3 * cached)
-    assert report.exact_tokens == report.sink_tokens + report.former_exact_tokens
+    assert 0 < report.tokens.recomputed <= round(0.3 * cached)
+    assert report.tokens.exact == report.tokens.sink + report.tokens.history_exact
 
 
 def test_a_chunk_in_which_a_former_prompt_ends_is_one(make_engine: Make) -> None:
@@ -140,7 +140,7 @@ def test_a_chunk_in_which_a_former_prompt_ends_is_one(make_engine: Make) -> None
     engine.precompute([first, second])
     engine.generate(f"{first}\n\n{second[:120]}", recompute_ratio=1.0, max_new_tokens=1)
     out = engine.prefill(f"{first}\n\n{second}\n\nSo?", recompute_ratio=0.0)
-    known = out.report.sink_tokens + out.report.former_exact_tokens
+    known = out.report.tokens.sink + out.report.tokens.history_exact
     assert [use.text for use in out.report.chunks] == [first, second]
     assert sources(out) == ["former", "entry"]
     assert out.report.chunks[1].start < known < out.report.chunks[1].end
@@ -156,7 +156,7 @@ def test_lossy_entries_leave_no_exact_rows(
     engine.precompute(CHUNKS[:1])
     chat = ask(chunks=CHUNKS[:1])
     answer = engine.generate(chat, recompute_ratio=0.0, max_new_tokens=3)
-    assert left[0].exact == (answer.report.sink_tokens if codec == "int8" else len(left[0].ids))
+    assert left[0].exact == (answer.report.tokens.sink if codec == "int8" else len(left[0].ids))
     out = engine.prefill(chat, recompute_ratio=1.0)
     assert (taken(out) == 0) == (codec == "int8")
     assert_full(engine, out)
@@ -201,14 +201,14 @@ def test_a_second_question_computes_what_it_newly_chooses(
         chosen = {at for at, kind in enumerate(cold.positions) if kind == Origin.RECOMPUTED}
         positions = left[-1].plan.choice.positions.tolist()
         assert set(positions) == chosen - known
-        assert answer.report.recomputed_tokens == len(positions) > 0
+        assert answer.report.tokens.recomputed == len(positions) > 0
         if before is not None:
             same = before.freshness[: len(left[-1].ids)] != ABSENT
             same[left[-1].plan.rows] = False
             at = np.flatnonzero(same)
             assert len(at) > 70
             assert torch.equal(left[-1].rows(at), before.rows(at))
-            assert answer.report.former_repaired_tokens >= len(known)
+            assert answer.report.tokens.history_repaired >= len(known)
         known |= chosen
         before = left[-1]
     assert len(known) > 2 * len(chosen)
@@ -258,7 +258,7 @@ def test_rows_serve_no_higher_ratio(
     engine.precompute(CHUNKS)
     engine.generate(ask_apart(), recompute_ratio=made, max_new_tokens=3)
     out = engine.prefill(ask_apart(), recompute_ratio=wanted)
-    assert (out.report.former_repaired_tokens > 0) == served
+    assert (out.report.tokens.history_repaired > 0) == served
     if not served:
         cold = engine.prefill(ask_apart(), recompute_ratio=wanted, history=False)
         torch.testing.assert_close(out.logits, cold.logits, atol=TOLERANCE, rtol=1e-4)
@@ -268,10 +268,10 @@ def test_repaired_rows_stay_behind_where_the_chunks_are_exact_now(make_engine: M
     engine = make_engine()
     engine.precompute(CHUNKS)
     chat = and_then(ask(), engine.generate(ask(), max_new_tokens=6))
-    assert engine.prefill(chat).report.former_repaired_tokens > 0
+    assert engine.prefill(chat).report.tokens.history_repaired > 0
     engine.generate(ask("Something else?"), recompute_ratio=1.0, max_new_tokens=1)
     out = engine.prefill(chat)
-    assert out.report.former_repaired_tokens == 0
+    assert out.report.tokens.history_repaired == 0
     assert_full(engine, out)
 
 
@@ -328,7 +328,7 @@ def test_a_chat_chooses_among_its_new_chunks_alone(make_engine: Make) -> None:
     assert [use.recomputed for use in former] == [0, 0, 0]
     assert new.recomputed == round(0.2 * (new.reused + new.recomputed))
     again = engine.generate(and_then(chat, answer, "Why?"), max_new_tokens=6)
-    assert again.report.recomputed_tokens == 0
+    assert again.report.tokens.recomputed == 0
 
 
 @pytest.mark.parametrize("method", PLACING)

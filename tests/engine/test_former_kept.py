@@ -113,14 +113,14 @@ def test_a_deletion_cuts_the_paths_through_its_chunk_alone(
     through = f"{one}\n\n{made.format(gone, gone[:MIN_HEAD])}"
     for prompt in (through, f"{one}\n\n{more}", through):
         engine.generate(prompt, recompute_ratio=1.0, max_new_tokens=2)
-    before = engine.prefill(f"{one}\n\n{more}").report.former_exact_tokens
+    before = engine.prefill(f"{one}\n\n{more}").report.tokens.history_exact
     (deleter if by_other else engine).forget(gone)
     kept = engine.prefill(f"{one}\n\n{more}")
-    assert kept.report.former_exact_tokens == before > 200
+    assert kept.report.tokens.history_exact == before > 200
     assert not [path for path in paths(engine) if gone[:MIN_HEAD] in path]
     out = engine.prefill(through, on_miss="skip")
     assert not is_former_behind(out, gone[:MIN_HEAD])
-    assert out.report.former_exact_tokens > 100
+    assert out.report.tokens.history_exact > 100
     assert_full(engine, engine.prefill(through, recompute_ratio=1.0))
 
 
@@ -196,8 +196,8 @@ def test_rows_are_evicted_while_a_request_runs(
     assert answer.report.positions == expected.report.positions
     assert answer.token_ids[0] == int(expected.logits.argmax())
     monkeypatch.undo()
-    assert taken(engine.prefill(chat)) == taken(answer) + answer.report.recomputed_tokens + (
-        answer.report.fresh_tokens - 1
+    assert taken(engine.prefill(chat)) == taken(answer) + answer.report.tokens.recomputed + (
+        answer.report.tokens.fresh - 1
     )
 
 

@@ -77,7 +77,7 @@ def test_versions_have_the_tokenizer_s_own_tokens(make_engine: Make, usual: bool
         engine.prefill(TokenIds([*ids, end]))
         engine.wait()
     report = engine.prefill(TokenIds([*ids, 8])).report
-    assert report.former_exact_tokens > len(at)
+    assert report.tokens.history_exact > len(at)
     assert runs.contexts(engine) == ({(A, B)} if usual else set())
 
 
@@ -123,7 +123,7 @@ def test_each_finished_chunk_is_there_at_once(
     go.set()
     last = out.report.chunks[1]
     assert runs.sources(out) == ["former", "former", "entry"]
-    assert last.end <= out.report.sink_tokens + out.report.former_exact_tokens
+    assert last.end <= out.report.tokens.sink + out.report.tokens.history_exact
 
 
 @pytest.mark.parametrize("size", [0, 2 * 100, 4 * 150])
@@ -145,7 +145,7 @@ def test_nothing_is_healed(make_engine: Make, given: dict[str, Any]) -> None:
     first, second = (runs.once_more(engine, [A, B]) for _ in range(2))
     assert torch.equal(first.logits, second.logits)
     assert runs.versions(engine) == []
-    assert runs.healing(engine).tokens == second.report.former_exact_tokens == 0
+    assert runs.healing(engine).tokens == second.report.tokens.history_exact == 0
 
 
 def test_a_call_without_history_takes_none(make_engine: Make) -> None:

@@ -144,14 +144,14 @@ def test_weights_that_change_between_calls(
 ) -> None:
     engine = make_engine()
     engine.precompute(CHUNKS)
-    assert engine.prefill(ONE, recompute_ratio=0.0).report.reused_tokens > 80
+    assert engine.prefill(ONE, recompute_ratio=0.0).report.tokens.reused > 80
     change(engine.model)
     assert not engine.contains(CHUNKS[0])
     out = engine.prefill(ONE, recompute_ratio=0.0)
     assert [miss.reason for miss in out.report.misses] == ["fingerprint"]
     assert_exact(engine)
     engine.precompute(CHUNKS)
-    assert engine.prefill(ONE, recompute_ratio=0.0).report.reused_tokens > 80
+    assert engine.prefill(ONE, recompute_ratio=0.0).report.tokens.reused > 80
     assert_exact(engine)
 
 

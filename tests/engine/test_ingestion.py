@@ -65,7 +65,7 @@ def test_a_request_waits_for_a_layer_of_an_ingestion(make_engine: Make) -> None:
     with Pool(1) as thread:
         thread.submit(engine.precompute, chunks[2:])
         encoding.wait()
-        assert engine.prefill("\n\n".join(chunks[:2])).report.reused_tokens
+        assert engine.prefill("\n\n".join(chunks[:2])).report.tokens.reused
     assert passes.index((False, at)) > passes.index((True, at))  # the last layer
     prompt, other = "\n\n".join([*chunks, "What?"]), make_engine()
     other.precompute(chunks)

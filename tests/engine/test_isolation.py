@@ -35,9 +35,9 @@ def test_named_chunks_are_remembered_until_they_are_stored(make_engine: Make) ->
     engine.prefetch(CHUNKS)
     engine.wait()
     engine.prefill(PROMPT, on_miss="skip")
-    assert engine.prefill(PROMPT).report.reused_tokens == 0
+    assert engine.prefill(PROMPT).report.tokens.reused == 0
     engine.wait()
-    assert engine.prefill(PROMPT, recompute_ratio=0.0).report.reused_tokens > 100
+    assert engine.prefill(PROMPT, recompute_ratio=0.0).report.tokens.reused > 100
 
 
 def test_naming_chunks_does_not_wait_for_the_model(make_engine: Make) -> None:
@@ -75,7 +75,7 @@ def test_a_ratio_is_for_the_model_as_it_is_now(make_engine: Make) -> None:
         engine.model.model.layers[0].mlp.up_proj.weight.mul_(1.01)
     with pytest.raises(ConfigError, match="calibrated for another"):
         engine.prefill(PROMPT, calibrated_for=before)
-    assert engine.prefill(PROMPT, calibrated_for=engine.info.fingerprint).report.prompt_tokens
+    assert engine.prefill(PROMPT, calibrated_for=engine.info.fingerprint).report.tokens.prompt
 
 
 def test_the_callers_autocast_has_no_part_in_the_check() -> None:
@@ -124,7 +124,7 @@ def test_a_step_that_fails_leaves_the_model_as_it_was(make_engine: Make) -> None
     engine.precompute(CHUNKS)
     settings: dict[str, Any] = {"recompute_ratio": 0.1, "max_new_tokens": 40}
     expected = engine.generate(PROMPT, **settings)
-    assert expected.report.ahead_tokens
+    assert expected.report.tokens.ahead
     model: Any = engine.model
     calls = itertools.count()
 

@@ -16,9 +16,9 @@ from tiny import some_chunks, tiny_model, tiny_tokenizer
 from ragkv import RagKV, StoreConfig
 from ragkv.chunk.sinks import Sink
 from ragkv.config import MEMORY
-from ragkv.decode.full import full_prefill
+from ragkv.decode.prefill import full_prefill
 from ragkv.store import ChunkStore, TieredStore
-from ragkv.store.backends.base import Blob
+from ragkv.store.backends.backend import Blob
 from ragkv.store.backends.memory import MemoryBackend
 from ragkv.store.names import digest_of_text, entries_of
 from ragkv.store.tiers.rates import Rate, is_slower
@@ -114,7 +114,7 @@ def test_what_loads_slowly_is_computed_and_the_report_says_so(
     out = engine.prefill(ask(chunks[:3]))
     assert [miss.reason for miss in out.report.misses] == ["slower"] * 3
     assert [miss.chunk for miss in out.report.misses] == [chunk[:80] for chunk in chunks[:3]]
-    assert out.report.reused_tokens == out.report.recomputed_tokens == 0
+    assert out.report.tokens.reused == out.report.tokens.recomputed == 0
     full, _ = full_prefill(engine.loaded, np.array(out.token_ids))
     torch.testing.assert_close(out.logits, full, atol=1e-4, rtol=1e-4)
     engine.wait()
@@ -127,11 +127,11 @@ def test_the_next_time_it_lies_in_memory(served: tuple[RagKV, Planted]) -> None:
     chunks = some_chunks(2)
     engine._store = engine._reuse.corpus.store = tiered(below, 1 << 30)
     engine._store.load_rate = rate(tokens=1, seconds=1.0)
-    assert engine.generate(ask(chunks), max_new_tokens=1).report.reused_tokens == 0
+    assert engine.generate(ask(chunks), max_new_tokens=1).report.tokens.reused == 0
     engine.wait()
     report = engine.generate(ask(chunks), max_new_tokens=1, recompute_ratio=0.0).report
     assert report.misses == ()
-    assert report.reused_tokens > 50
+    assert report.tokens.reused > 50
 
 
 @pytest.mark.parametrize("why", ["fast", "always", "load unknown", "prefill unknown"])
@@ -147,7 +147,7 @@ def test_it_is_loaded_where_that_is_faster_asked_for_or_not_known(
     engine._reuse.corpus.loads_always = why == "always"
     report = engine.prefill(ask(some_chunks(3)), recompute_ratio=0.0).report
     assert report.misses == ()
-    assert report.reused_tokens > 100
+    assert report.tokens.reused > 100
 
 
 def test_what_is_not_stored_is_absent_and_not_slower(served: tuple[RagKV, Planted]) -> None:

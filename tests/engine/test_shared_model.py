@@ -208,7 +208,7 @@ def test_where_the_right_mask_is_unknown_an_ordinary_call_is_refused() -> None:
             model(input_ids=ids)
     with RagKV(model, tiny_tokenizer(), store=":memory:", reuse=FIRST) as engine:  # ours are served
         engine.precompute(CHUNKS)
-        assert engine.generate(PROMPTS[0], max_new_tokens=2).report.reused_tokens > 100
+        assert engine.generate(PROMPTS[0], max_new_tokens=2).report.tokens.reused > 100
 
 
 def test_seeded_answers_are_the_same_beside_others() -> None:

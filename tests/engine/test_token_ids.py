@@ -56,7 +56,7 @@ def test_the_prompt_has_exactly_these_tokens(kv):
     for ids in prompts(kv):
         read = kv.prefill(TokenIds(ids), recompute_ratio=1)
         assert read.token_ids == ids
-        assert read.report.prompt_tokens == len(ids)
+        assert read.report.tokens.prompt == len(ids)
         wanted = kv.model(torch.tensor([ids])).logits[0, -1]
         torch.testing.assert_close(read.logits, wanted, atol=1e-3, rtol=1e-3)
 
@@ -79,7 +79,7 @@ def test_chunks_are_found(kv):
             read = kv.prefill(TokenIds(ids), recompute_ratio=0.2)
             assert read.token_ids == ids
             assert [use.text for use in read.report.chunks] == CHUNKS
-            assert read.report.reused_tokens > 0.9 * by_text.reused_tokens > 0
+            assert read.report.tokens.reused > 0.9 * by_text.tokens.reused > 0
             full = kv.prefill(TokenIds(ids), recompute_ratio=1)
             wanted = kv.model(torch.tensor([ids])).logits[0, -1]
             torch.testing.assert_close(full.logits, wanted, atol=1e-3, rtol=1e-3)
@@ -94,7 +94,7 @@ def test_a_chunk_in_other_tokens_is_recomputed_there(kv):
     ids = [*usual[:at], *split, *usual[at + 1 :]]
     read = kv.prefill(TokenIds(ids), recompute_ratio=0)
     assert read.token_ids == ids
-    assert read.report.reused_tokens > 0
+    assert read.report.tokens.reused > 0
     placed = np.frombuffer(read.report.positions, np.uint8)
     assert (placed[at : at + len(split)] == 3).all() or split == usual[at : at + 1]
 
@@ -105,7 +105,7 @@ def test_former_prompts_are_continued():
         answer = kv.generate(TokenIds(ids), max_new_tokens=4)
         kv.wait()
         report = kv.generate(TokenIds([*ids, *answer.token_ids, 5]), max_new_tokens=1).report
-        assert report.former_exact_tokens >= len(ids)
+        assert report.tokens.history_exact >= len(ids)
 
 
 @pytest.mark.parametrize("kind", KINDS[:2])

@@ -52,7 +52,7 @@ def test_a_bos_that_the_tokenizer_does_not_add_is_no_sink(
     assert tokenizer.bos_token
     kv.precompute(CHUNKS[:1])
     found = kv.prefill(CHUNKS[0] + "\n\nWhat?", recompute_ratio=0.0)
-    assert found.report.reused_tokens > 50
+    assert found.report.tokens.reused > 50
     assert far(kv, found) < 1e-3
 
 
@@ -71,7 +71,7 @@ def test_a_slow_tokenizer_is_served_in_full() -> None:
     expected = kv.model.generate(ids, max_new_tokens=3, do_sample=False)[0, ids.shape[1] :]
     assert answer.token_ids == expected.tolist()
     assert len(answer.text_logprobs) == 3
-    assert answer.report.prompt_tokens == ids.shape[1]
+    assert answer.report.tokens.prompt == ids.shape[1]
 
 
 def test_an_encoder_and_a_decoder_are_served_in_full() -> None:
@@ -138,7 +138,7 @@ def test_a_rotary_table_that_changes_is_another_model(make_engine: Make) -> None
     assert engine.info.fingerprint != plain
     found = engine.prefill(PROMPT, recompute_ratio=1.0)
     assert far(engine, found) < 1e-3
-    assert not found.report.reused_tokens
+    assert not found.report.tokens.reused
     engine.precompute(CHUNKS)
     assert far(engine, engine.prefill(PROMPT, recompute_ratio=1.0)) < 1e-3
     rotary.inv_freq.mul_(4.0)
@@ -148,7 +148,7 @@ def test_a_rotary_table_that_changes_is_another_model(make_engine: Make) -> None
     engine.precompute(CHUNKS)
     assert engine.info.fingerprint != plain
     found = engine.prefill(PROMPT, recompute_ratio=1.0)
-    assert found.report.recomputed_tokens
+    assert found.report.tokens.recomputed
     assert far(engine, found) < 1e-3
 
 
@@ -190,7 +190,7 @@ def test_a_template_may_name_the_dates_format() -> None:
     tokenizer.chat_template = tiny.CHAT_TEMPLATE.replace("{% for m", today, 1)
     kv = served(tiny_model(), tokenizer)
     assert kv.precompute(CHUNKS).new == 3
-    assert kv.prefill(PROMPT).report.reused_tokens
+    assert kv.prefill(PROMPT).report.tokens.reused
 
 
 def test_pieces_are_the_text_behind_many_special_tokens() -> None:

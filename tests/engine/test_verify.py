@@ -65,7 +65,7 @@ def test_an_unknown_family_that_shares_the_mechanisms_simply_works() -> None:
     with RagKV(family("olmo2"), tiny_tokenizer(), store=":memory:") as engine:
         engine.precompute(chunks)
         out = engine.prefill([{"role": "user", "content": "\n\n".join(chunks) + "\n\nWhy?"}])
-        assert out.report.reused_tokens > 100
+        assert out.report.tokens.reused > 100
 
 
 def test_an_unknown_family_that_rotates_otherwise_is_refused(

@@ -24,8 +24,8 @@ from ragkv import StoreConfig
 from ragkv.model.calls import cache_argument
 from ragkv.select import Scene
 from ragkv.splice.layout import Origin
-from ragkv.store.backends.base import Blob
-from ragkv.store.versions.stored import StoredVersions
+from ragkv.store.backends.backend import Blob
+from ragkv.store.stored_versions import StoredVersions
 
 make_engine = runs.make_engine
 on_disk = runs.on_disk
@@ -217,7 +217,7 @@ def test_versions_behind_an_expired_chunk_are_not_used(
     assert runs.sources(runs.once_more(engine, [C, A, B])) == ["entry", "entry", "version"]
     (version,) = runs.versions(engine)
     later = (version.expires_at or 0.0) + 1
-    monkeypatch.setattr("ragkv.store.versions.version.time.time", lambda: later)
+    monkeypatch.setattr("ragkv.store.version.time.time", lambda: later)
     for each in (engine, on_disk()):
         out = runs.once_more(each, [C, A, B], recompute_ratio=0.9)
         assert [(use.text, use.source) for use in out.report.chunks] == [
@@ -262,7 +262,7 @@ def test_a_new_engine_answers_a_hot_run_as_the_one_before(
     out = restarted.generate(ask([A, B, C], "\n\nWhy so?"), max_new_tokens=2)
     if codec == "raw":
         assert runs.sources(out) == ["entry", "former", "former"]
-        assert out.report.former_exact_tokens > 100
+        assert out.report.tokens.history_exact > 100
         runs.assert_exact(restarted, runs.once_more(restarted, [A, B, C]))
         runs.healed(restarted, [A, B, C])
         assert runs.healing(restarted).tokens == 0
@@ -301,7 +301,7 @@ def test_a_new_engine_that_prefetches_a_run_computes_its_first_chunk_alone(on_di
     out = runs.once_more(restarted, [A, B, C])
     assert restarted.status().healed_tokens <= out.report.chunks[1].start
     assert runs.sources(out) == ["former", "former", "former"]
-    assert out.report.recomputed_tokens == 0
+    assert out.report.tokens.recomputed == 0
     assert runs.distance(restarted, out) < runs.TOLERANCE
 
 

@@ -58,7 +58,7 @@ def test_the_first_answer_prepares_nothing(make_engine: Make, done: list[str], b
         assert set(done) == {"packed_weight", "encode_sink"}
         done.clear()
         kv.precompute(CHUNKS)
-        assert kv.generate(PROMPT, max_new_tokens=4).report.reused_tokens
+        assert kv.generate(PROMPT, max_new_tokens=4).report.tokens.reused
     assert not done
 
 

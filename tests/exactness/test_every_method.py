@@ -28,18 +28,18 @@ def test_ratio_one_is_full_prefill_and_the_account_adds_up(
     for ratio in (0.0, 0.1, 0.35, 1.0):
         out = engine.prefill(PROMPT, recompute_ratio=ratio, **settings)
         report = out.report
-        parts = [report.sink_tokens, report.reused_tokens]
-        parts += [report.recomputed_tokens, report.fresh_tokens]
+        tokens = report.tokens
+        parts = [tokens.sink, tokens.reused, tokens.recomputed, tokens.fresh]
         assert report.method == name
         assert np.bincount([*report.positions], minlength=4).tolist() == parts
-        assert sum(parts) == report.prompt_tokens == len(out.token_ids) == len(report.positions)
-        cached = report.reused_tokens + report.recomputed_tokens
-        assert report.effective_ratio == pytest.approx(report.recomputed_tokens / max(1, cached))
+        assert sum(parts) == report.tokens.prompt == len(out.token_ids) == len(report.positions)
+        cached = report.tokens.reused + report.tokens.recomputed
+        assert report.effective_ratio == pytest.approx(report.tokens.recomputed / max(1, cached))
         chooses = ratio == 1 or get_method(name).score is not None
         asked = round(ratio * cached) if chooses and name != "full" else 0
-        assert report.recomputed_tokens <= asked
+        assert report.tokens.recomputed <= asked
         if name != "cacheclip":  # whole windows may leave some of the budget
-            assert report.recomputed_tokens == asked
+            assert report.tokens.recomputed == asked
         assert report.ttft_s == pytest.approx(sum(report.steps.values()))
         assert all(seconds >= 0 for seconds in report.steps.values())
         assert torch.isfinite(out.logits).all()

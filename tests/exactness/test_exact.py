@@ -45,15 +45,15 @@ def test_unknown_chunks_and_prefixes_are_exact_and_plain_reuse_is_not(
     """Without the last the test above could pass by never reusing anything."""
     engine, chunks = make_engine(family), some_chunks(3)
     out = engine.prefill(ask(chunks))
-    assert out.report.fresh_tokens == out.report.prompt_tokens
+    assert out.report.tokens.fresh == out.report.tokens.prompt
     full = reference(engine, out.token_ids)
     assert distance(out.logits, full) < TOLERANCE
     engine.precompute(chunks)
     out = engine.prefill(ask(chunks), method="prefix")
-    assert 80 < out.report.reused_tokens < 200
+    assert 80 < out.report.tokens.reused < 200
     assert distance(out.logits, full) < TOLERANCE
     out = engine.prefill(ask(chunks), method="reuse")
-    assert out.report.reused_tokens > 150
+    assert out.report.tokens.reused > 150
     assert distance(out.logits, full) > 10 * TOLERANCE
 
 
@@ -63,7 +63,7 @@ def test_generation_at_ratio_one_is_transformers_own(make_engine: Make, method: 
     chunks = some_chunks(3)
     engine.precompute(chunks, method=method)
     ours = engine.generate(ask(chunks), max_new_tokens=12, recompute_ratio=1.0, method=method)
-    assert ours.report.recomputed_tokens > 100
+    assert ours.report.tokens.recomputed > 100
     ids = torch.tensor([engine.prefill(ask(chunks), method="full").token_ids])
     theirs = engine.model.generate(ids, max_new_tokens=12, do_sample=False)
     assert ours.token_ids == theirs[0, ids.shape[1] :].tolist()
@@ -89,7 +89,7 @@ def test_generation_begins_with_the_logits_of_prefill(
             )
             expected.append(int(step.logits[0, -1].argmax()))
     assert drawn.token_ids == expected
-    assert ids.shape[1] == drawn.report.prompt_tokens
+    assert ids.shape[1] == drawn.report.tokens.prompt
     assert not engine.model._forward_pre_hooks
     assert not engine.model._forward_hooks
     assert engine.model.config._attn_implementation == "sdpa"
@@ -129,7 +129,7 @@ def test_token_ids_are_the_ordinary_ones_and_decode_to_the_prompt(
     out = engine.prefill(prompt, recompute_ratio=0.5)
     assert out.token_ids == engine.tokenizer(prompt)["input_ids"]
     assert engine.tokenizer.decode(out.token_ids) == prompt
-    assert out.report.reused_tokens > 50
+    assert out.report.tokens.reused > 50
 
 
 def test_recomputing_more_comes_closer(make_engine: Make) -> None:
@@ -152,7 +152,7 @@ def test_a_chunk_that_ends_the_prompt(make_engine: Make, ratio: float) -> None:
     engine.precompute(chunks)
     prompt = "Question first. " + "\n\n".join(chunks)
     out = engine.prefill(prompt, recompute_ratio=ratio)
-    assert out.report.fresh_tokens >= 1
+    assert out.report.tokens.fresh >= 1
     if ratio == 1.0:
         assert distance(out.logits, reference(engine, out.token_ids)) < TOLERANCE
     assert len(engine.generate(prompt, max_new_tokens=3, recompute_ratio=ratio).token_ids) == 3
@@ -225,11 +225,11 @@ def test_no_token_is_lost_at_a_documents_seam(kind: str) -> None:
         ordinary = tokenizer(whole, add_special_tokens=special)["input_ids"]
         assert plain.token_ids == out.token_ids == ordinary
         for report in (plain.report, out.report):
-            parts = [report.sink_tokens, report.reused_tokens]
-            parts += [report.recomputed_tokens, report.fresh_tokens]
+            tokens = report.tokens
+            parts = [tokens.sink, tokens.reused, tokens.recomputed, tokens.fresh]
             assert np.bincount([*report.positions], minlength=4).tolist() == parts
             assert sum(parts) == len(report.positions) == len(ordinary)
             assert [use.text for use in report.chunks] == chunks
         sizes = [len(tokenizer(each, add_special_tokens=False)["input_ids"]) for each in chunks]
-        assert plain.report.reused_tokens > sum(sizes) - 4 * len(chunks)
+        assert plain.report.tokens.reused > sum(sizes) - 4 * len(chunks)
         assert distance(out.logits, reference(engine, out.token_ids)) < TOLERANCE

@@ -40,7 +40,7 @@ def test_an_answer_that_was_rewritten(make_engine, change):
     prompt[1:] = [*prompt[1:4], {**prompt[4], "content": change(SAID[1])}, prompt[5]]
     report = engine.generate(prompt, max_new_tokens=2).report
     *_, said = report.warnings
-    assert report.former_exact_tokens + report.former_repaired_tokens
+    assert report.tokens.history_exact + report.tokens.history_repaired
     assert said.startswith("1 of 2 earlier answers was computed anew")
     assert "begins with no former prompt" not in said
     assert change(SAID[1])[-10:] in said

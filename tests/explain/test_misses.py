@@ -448,7 +448,7 @@ def test_a_summary_has_ten_lines_at_most(make_engine):
     assert len(report.misses) > 5
     lines = str(report).splitlines()
     assert len(lines) <= 10
-    assert f"{report.prompt_tokens:,} tokens" in lines[0]
+    assert f"{report.tokens.prompt:,} tokens" in lines[0]
     assert f"{report.ttft_s:.3f} s" in lines[3]
     assert "more notes" in lines[-1]
     plain = str(kv.generate(ask(LINES[:2]), max_new_tokens=1).report)
@@ -475,7 +475,7 @@ def test_a_foreign_head_matters_to_chunks_alone(make_engine, chunks, caplog):
     for end in (" What?", " What? Why?", " What? Why not?"):
         report = kv.generate(prompt + end, max_new_tokens=1).report
         assert not report.warnings
-    assert report.former_exact_tokens
+    assert report.tokens.history_exact
     assert not caplog.records
 
 

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 
 import pytest
 import torch
-from campaign import world
+from campaign import replicas, world
+from campaign.case import Case
 from campaign.faults import FAULTS
 from campaign.run import run_campaign
 from campaign.stress import run_stress
 from children import needs_children
 from store_entries import without_syncs  # noqa: F401
+
+from ragkv import RagKV
+from ragkv.config import StoreConfig
+from ragkv.errors import StoreError
 
 pytestmark = [pytest.mark.usefixtures("without_syncs"), needs_children]
 
@@ -26,6 +32,24 @@ def test_each_fault_once():
     assert [outcome.runs for outcome in found.values()] == [1] * len(FAULTS)
     assert all(outcome.answers for outcome in found.values())
     assert not [line for o in found.values() for line in o.wrong + o.lost]
+
+
+@pytest.mark.parametrize("harm", [replicas.cut_off, replicas.slow, replicas.restarted])
+def test_a_timeout_before_the_harm_is_no_wrong_answer(harm, tmp_path: Path, monkeypatch):
+    """A busy machine can answer a store's first calls later than the far replica waits."""
+    timeouts, own = iter([1, 1]), replicas.engine
+
+    def engine(config: StoreConfig) -> RagKV:
+        if replicas.redis.TIMEOUT_S == replicas._PATIENCE_S and next(timeouts, None):
+            raise StoreError("timed out")
+        return own(config)
+
+    monkeypatch.setattr(replicas, "engine", engine)
+    case = Case(tmp_path, StoreConfig(tmp_path / "store"), random.Random(3), set())
+    harm(case)
+    assert next(timeouts, None) is None
+    assert case.outcome.struck
+    assert not case.outcome.wrong + case.outcome.lost
 
 
 def test_threads_and_processes(tmp_path: Path):

@@ -281,6 +281,6 @@ def test_an_answer_that_is_begun_again_hears_its_tokens_alone(
         text = "".join(stream)
     found = stream.completion
     assert [miss.reason for miss in found.report.misses] == ["checksum"]
-    assert stream.tokens == (found.report.prompt_tokens, 4)
+    assert stream.tokens == (found.report.tokens.prompt, 4)
     assert [each.token_id for each in found.logprobs] == found.token_ids
     assert text == found.text

@@ -37,8 +37,8 @@ from ragkv.errors import StoreError, StoreFullError
 from ragkv.store import ChunkStore
 from ragkv.store.backends import index as index_module
 from ragkv.store.backends.index import BytesDisk, Index
-from ragkv.store.base import Terms
 from ragkv.store.names import digest_of_text, entry_key
+from ragkv.store.types import Terms
 
 pytestmark = pytest.mark.usefixtures("without_syncs")
 
@@ -216,7 +216,7 @@ def test_planted_rows_are_not_believed(tmp_path: Path, row: str, kind: str) -> N
             assert same(store.get("b", FINGERPRINT).entry, make_entry("b"))
     except StoreError as refused:
         assert row == "store"
-        assert re.search("the index is of|first row cannot be read", str(refused))  # noqa: PT017
+        assert re.search("the index is of|first row is damaged", str(refused))  # noqa: PT017
     assert not mark.exists()
     assert victim.exists()
 

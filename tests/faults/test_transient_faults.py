@@ -18,19 +18,19 @@ from tiny import some_chunks, tiny_model, tiny_tokenizer
 
 from ragkv import RagKV
 from ragkv.errors import StoreError
-from ragkv.store.backends.base import Bytes
+from ragkv.store.backends.backend import Bytes
 from ragkv.store.backends.disk import _SUFFIX
 from ragkv.store.backends.memory import MemoryBackend, Place
 from ragkv.store.backends.redis import _without_password
-from ragkv.store.base import Changes, Terms
 from ragkv.store.chunk_store import ChunkStore
-from ragkv.store.copy import copy_store
 from ragkv.store.entry.format import encode
 from ragkv.store.entry.header import sealed, unsealed
 from ragkv.store.names import digest_of_text, entry_key
+from ragkv.store.operate import copy_store
 from ragkv.store.tiered import TieredStore
 from ragkv.store.tiers.eviction import Eviction
-from ragkv.store.tiers.memory import MemoryTier
+from ragkv.store.tiers.tier import MemoryTier
+from ragkv.store.types import Changes, Terms
 
 Make = Callable[..., RagKV]
 SUPPORT = Path(__file__).parents[1] / "support"
@@ -77,7 +77,7 @@ def test_a_finder_learns_of_a_deletion_after_a_fault(
 
     with monkeypatch.context() as patch:
         patch.setattr(engine._store, "changes", away)
-        assert engine.prefill(prompt, on_miss="skip").report.reused_tokens
+        assert engine.prefill(prompt, on_miss="skip").report.tokens.reused
     assert "cannot read the store's changes: timeout" in caplog.text
     assert engine.prefill(prompt, on_miss="skip").report.misses == ()
     assert [span.text for span in engine._reuse.corpus.find(prompt)] == chunks[1:]
@@ -199,10 +199,10 @@ def test_costs_that_fail_leave_memory_usable() -> None:
 def test_headers_that_are_too_deep_are_refused(field: str) -> None:
     store = ChunkStore(MemoryBackend())
     store.put(make_entry("a"), FINGERPRINT)
-    table, start = unsealed(memoryview(b"".join(encode(make_entry("a"), FINGERPRINT).parts())))
-    whole = b"".join(encode(make_entry("a"), FINGERPRINT).parts())
+    encoded = encode(make_entry("a"), FINGERPRINT)
+    table, whole = unsealed(encoded.header), b"".join(encoded.parts())
     table["__metadata__"][field] = "[" * 100_000
-    parts: Sequence[Bytes] = [sealed(table) + whole[start:]]
+    parts: Sequence[Bytes] = [sealed(table) + whole[len(encoded.header) :]]
     store.backend.put(entry_key(digest_of_text("a"), FINGERPRINT.digest), parts)
     assert store.get("a", FINGERPRINT).reason == "format"
 

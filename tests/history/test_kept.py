@@ -11,7 +11,7 @@ import pytest
 
 from ragkv.history.kept import ChunkVersions
 from ragkv.model.fingerprint import Fingerprint
-from ragkv.store.versions.version import Version
+from ragkv.store.version import Version
 
 MODEL = Fingerprint("weights", "tokenizer", "attention", "float32", "sink")
 

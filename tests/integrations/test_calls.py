@@ -42,8 +42,8 @@ def test_settings_hold_per_model_and_per_call(framework, model):
     assert (llm.last_report.method, llm.last_report.recompute_ratio) == ("epic", 0.5)
     framework.text(llm, PROMPT, recompute_ratio=0, method="reuse", max_tokens=2)
     assert (llm.last_report.method, llm.last_report.recompute_ratio) == ("reuse", 0)
-    assert llm.last_report.recomputed_tokens == 0
-    assert llm.last_report.completion_tokens == 2
+    assert llm.last_report.tokens.recomputed == 0
+    assert llm.last_report.decode.tokens == 2
     auto = model(recompute_ratio="auto")
     framework.text(auto, PROMPT)
     assert "attention" in auto.last_report.choice
@@ -75,7 +75,7 @@ async def test_the_whole_report_is_at_hand(framework, model, how):
     report = llm.last_report
     assert report.recompute_ratio == 0
     assert [use.text for use in report.chunks] == some_chunks()
-    assert report.completion_tokens == 12
+    assert report.decode.tokens == 12
 
 
 @pytest.mark.parametrize("how", ["task", "stream"])

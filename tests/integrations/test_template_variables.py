@@ -55,10 +55,10 @@ def test_the_core(kv, size, served):
 def check_core(kv, size):
     for given in ({}, HIGH, LOW):
         answer = kv.generate(MESSAGES, max_new_tokens=2, **given)
-        assert answer.report.prompt_tokens == size(**given)
+        assert answer.report.tokens.prompt == size(**given)
         chat = Chat(MESSAGES, **given)
-        assert kv.generate(chat, max_new_tokens=2).report.prompt_tokens == size(**given)
-        over = kv.generate(chat, max_new_tokens=2, **LOW).report.prompt_tokens
+        assert kv.generate(chat, max_new_tokens=2).report.tokens.prompt == size(**given)
+        over = kv.generate(chat, max_new_tokens=2, **LOW).report.tokens.prompt
         assert over == size(**LOW)
     for wrong in (WRONG, {"chat_template_kwargs": 5}):
         with pytest.raises(ConfigError, match="chat_template_kwargs"):
@@ -72,13 +72,13 @@ def test_models_of_both_frameworks(framework, model, size):
 
     def tokens(llm, **more) -> int:
         framework.text(llm, ASKED, **more)
-        return llm.last_report.prompt_tokens
+        return llm.last_report.tokens.prompt
 
     assert tokens(plain) == tokens(plain, chat_template_kwargs=None) == size()
     assert tokens(plain, **HIGH) == tokens(high) == size(**HIGH)
     assert tokens(high, **LOW) == size(**LOW)
     assert list(framework.pieces(high, ASKED))
-    assert high.last_report.prompt_tokens == size(**HIGH)
+    assert high.last_report.tokens.prompt == size(**HIGH)
     with pytest.raises(ConfigError, match="cannot have tools"):
         framework.text(plain, ASKED, **WRONG)
     with pytest.raises((ConfigError, ValidationError), match="cannot have tools"):
@@ -106,7 +106,7 @@ def test_sinks_have_them(kv):
         report = answer.response_metadata["ragkv"]
         assert not report["warnings"]
         assert not report["misses"]
-        assert llm.last_report.sink_tokens > 10
+        assert llm.last_report.tokens.sink > 10
     qa = PromptTemplate("{context_str}\n\nWhy {query_str}?")
     index_llm = RagKVLLM(kv=kv, is_chat_model=True, max_new_tokens=2, sink_from=qa, **HIGH)
     index_llm.kv.precompute(CHUNKS, **index_llm.reuse_overrides)
@@ -114,7 +114,7 @@ def test_sinks_have_them(kv):
     report = index_llm.last_report
     assert not report.warnings
     assert "Effort: high" in index_llm.sink
-    assert report.sink_tokens > 10
+    assert report.tokens.sink > 10
 
 
 def test_a_sink_that_was_given_stays(make_engine):

@@ -99,7 +99,7 @@ def by_core(kv: RagKV | RemoteRagKV, texts: list[str]) -> str:
     while True:
         answer = kv.generate(Chat(messages, [DEFINITION]), max_new_tokens=300)
         if not answer.tool_calls:
-            assert answer.report.former_exact_tokens or answer.report.former_repaired_tokens
+            assert answer.report.tokens.history_exact or answer.report.tokens.history_repaired
             return answer.text
         made = [
             {"id": call.id, "function": {"name": call.name, "arguments": dict(call.arguments)}}

@@ -110,23 +110,32 @@ KERNELS = (
 )
 
 
-@pytest.fixture(params=[80, 90])
-def compiled(request, monkeypatch):
+def replace_kernels(monkeypatch, stand_in, target=None):
+    """Replace every kernel; return the list of what the launches find."""
     found = []
-    target = GPUTarget("cuda", request.param, 32)
     for module, names in KERNELS:
         for name in names:
-            monkeypatch.setattr(module, name, Compiled(getattr(module, name), target, found))
+            monkeypatch.setattr(module, name, stand_in(getattr(module, name), target, found))
     return found
+
+
+@pytest.fixture(params=[80, 90])
+def compiled(request, monkeypatch):
+    found = replace_kernels(monkeypatch, Compiled, GPUTarget("cuda", request.param, 32))
+    yield found
+    assert found
+    assert all(shared <= SHARED for _, shared in found), found
 
 
 @pytest.fixture
 def noted(monkeypatch):
-    found = []
-    for module, names in KERNELS:
-        for name in names:
-            monkeypatch.setattr(module, name, Noted(getattr(module, name), None, found))
-    return found
+    return replace_kernels(monkeypatch, Noted)
+
+
+@pytest.fixture
+def multiprocessors(monkeypatch):
+    properties = SimpleNamespace(multi_processor_count=132)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
 
 
 @pytest.mark.slow
@@ -147,7 +156,6 @@ def test_attention_compiles(compiled, width, dtype, window, splits):
     lse = torch.zeros(7, 300)
     paying.paid(query, key, torch.arange(300), lse, window=window, scaling=1.0)
     assert {name for name, _ in compiled} >= {"_attend", "_paid"}
-    assert all(shared <= SHARED for _, shared in compiled), compiled
 
 
 @pytest.mark.slow
@@ -163,7 +171,6 @@ def test_drift_compiles(compiled, dtype, adjacent):
     table = torch.ones(600, 64), torch.zeros(600, 64)
     drifting.drift((keys, keys), (fresh, fresh), None, stretches, table=table, adjacent=adjacent)
     assert {name for name, _ in compiled} == {"_shifts", "_move"}
-    assert all(shared <= SHARED for _, shared in compiled), compiled
 
 
 @pytest.mark.slow
@@ -178,7 +185,6 @@ def test_rows_in_a_table_compile(compiled, rows, window):
     lse = torch.zeros(28, rows)
     row_kernels.paid_rows(query, table, 1, lse, room=4096, window=window, scaling=1.0)
     assert {name for name, _ in compiled} >= {"_attend_rows", "_write_rows", "_paid_rows"}
-    assert all(shared <= SHARED for _, shared in compiled), compiled
 
 
 @pytest.mark.slow
@@ -195,14 +201,11 @@ def test_codes_compile(compiled, grid):
     else:
         data = encoding.encode(keys, keys, grid=grid).data
         restoring.restore(data.expand(3, -1), 600, *buffer, grid=grid, **moves)
-    assert all(shared <= SHARED for _, shared in compiled), compiled
 
 
-def test_few_variants_are_compiled_whatever_the_rows(noted, monkeypatch):
+@pytest.mark.usefixtures("multiprocessors")
+def test_few_variants_are_compiled_whatever_the_rows(noted):
     """What is compiled in the midst of an answer takes seconds."""
-    monkeypatch.setattr(
-        torch.cuda, "get_device_properties", lambda _: SimpleNamespace(multi_processor_count=132)
-    )
     keys = torch.empty(4, 32768, 128, dtype=torch.bfloat16)
     for rows in range(1, 700):
         query = torch.empty(rows, 28, 128, dtype=torch.bfloat16).transpose(0, 1)
@@ -230,8 +233,6 @@ def test_one_variant_restores_chunks_of_any_length(noted, grid):
     [(4, 64, 64), (40, 64, 6), (4, 2, 2), (4, 1, 1), (1000, 64, 1)],
     ids=["few-rows", "some", "short", "shorter", "many-rows"],
 )
-def test_programs_share_keys_where_rows_are_few(monkeypatch, programs, most, expected):
-    monkeypatch.setattr(
-        torch.cuda, "get_device_properties", lambda _: SimpleNamespace(multi_processor_count=132)
-    )
+@pytest.mark.usefixtures("multiprocessors")
+def test_programs_share_keys_where_rows_are_few(programs, most, expected):
     assert attending.splits_of(torch.device("cuda"), programs, most) == expected

@@ -86,7 +86,7 @@ def test_layers_that_do_not_hand_on_what_their_model_is_called_with() -> None:
     with RagKV(random_model(StableLmConfig(**SIZE)), tiny_tokenizer(), store=anew) as engine:
         assert_exact(engine)
         prompt = "\n\n".join(some_chunks(3)) + QUESTION
-        assert engine.prefill(prompt, recompute_ratio=0.2).report.recomputed_tokens > 20
+        assert engine.prefill(prompt, recompute_ratio=0.2).report.tokens.recomputed > 20
 
 
 def test_a_model_on_which_the_check_fails_with_an_error_is_refused() -> None:
@@ -146,7 +146,7 @@ def test_a_chunk_beyond_longropes_switch_is_cut_there() -> None:
         for text in (short, long[:400]):
             prompt = [{"role": "user", "content": text + QUESTION}]
             out = engine.prefill(prompt, recompute_ratio=0.0)
-            assert out.report.reused_tokens > 80
+            assert out.report.tokens.reused > 80
             with torch.no_grad():
                 full = model(torch.tensor([out.token_ids])).logits[0, -1].float()
             assert float((out.logits - full).abs().max()) < TOLERANCE

@@ -17,10 +17,10 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ragkv import RagKV
-from ragkv.attend.products import products as matrix_products
 from ragkv.attend.rows import Rows, attend
 from ragkv.model import implementation, linear
 from ragkv.model.implementation import implementation_for, override_implementation
+from ragkv.model.implementation import products as matrix_products
 from ragkv.model.linear import fast_linear_layers
 
 WIDTH = 64

@@ -1,199 +1,193 @@
-"""The memory that requests use in turn."""
+"""How many bytes keys and values may take, and which errors say that memory ran out."""
 
 from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Callable
-from pathlib import Path
+from contextlib import closing
+from types import SimpleNamespace
 
 import pytest
 import torch
-from threads import each_in_a_thread
 from tiny import tiny_model, tiny_tokenizer
 
 from ragkv import RagKV, StoreConfig
-from ragkv.chunk.sinks import SINKS_KEPT
 from ragkv.config import MEMORY
+from ragkv.errors import ConfigError, OutOfMemoryError, UnsupportedModelError
 from ragkv.model import memory
-from ragkv.model.calls import cache_argument
-from ragkv.model.memory import Workspace, default_history, uninitialised
+from ragkv.model.memory import free_bytes, pass_bytes, room_for_kv, typed_memory_errors
+from ragkv.store import open_store
 
-A, B = "The tower was built in 1889. ", "The bridge is older than the tower. "
-PROMPT = f"Answer from this:\n{A}\n{B}\nWhen was it built?"
-SHAPE = (2, 3, 50, 8)
-
-
-def test_memory_is_used_again_when_it_is_free() -> None:
-    workspace = Workspace()
-    first = workspace.uninitialised(SHAPE, torch.float32)
-    where = first.data_ptr()
-    assert first.shape == SHAPE
-    del first
-    for shape, dtype in ((SHAPE, torch.float32), ((60, 40), torch.bfloat16)):
-        tensor = workspace.uninitialised(shape, dtype)
-        assert (tensor.shape, tensor.dtype, tensor.data_ptr()) == (shape, dtype, where)
-        del tensor
+GB = 10**9
+CUDA = torch.device("cuda")
 
 
-def test_a_containers_limit_is_the_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    machines = memory.total_bytes(torch.device("cpu"))
-    limit = tmp_path / "memory.max"
-    monkeypatch.setattr(memory, "_CONTAINER_LIMITS", (tmp_path / "none", limit))
-    for text, total in (("max\n", machines), ("1073741824\n", 1 << 30), (f"{1 << 60}", machines)):
-        limit.write_text(text)
-        assert memory.total_bytes(torch.device("cpu")) == total
-        assert default_history() == total // 8
+@pytest.fixture(scope="module")
+def kv():
+    with RagKV(tiny_model(), tiny_tokenizer(), store=":memory:") as engine:
+        yield engine
 
 
-def test_tensors_may_be_empty() -> None:
-    assert uninitialised((2, 0, 3), torch.float32).shape == (2, 0, 3)
-
-
-@pytest.mark.parametrize("part", ["itself", "view", "numpy", "storage"])
-def test_memory_that_is_held_is_nobody_elses(part: str) -> None:
-    workspace = Workspace()
-    tensor = workspace.uninitialised(SHAPE, torch.float32).fill_(1)
-    held = {
-        "itself": tensor,
-        "view": tensor[1, :, 3:5],
-        "numpy": tensor.numpy(),
-        "storage": tensor.untyped_storage(),
-    }[part]
-    del tensor
-    others = [workspace.uninitialised(SHAPE, torch.float32).fill_(2) for _ in range(3)]
-    assert len({other.data_ptr() for other in others}) == 3
-    bits = bytes(held) if part == "storage" else None
-    if bits is None:
-        assert (torch.as_tensor(held) == 1).all()
+def a_gpu(patch: pytest.MonkeyPatch, **numbers: float) -> None:
+    """Let CUDA say this of a device's memory."""
+    said = {"free": 60 * GB, "total": 80 * GB, "reserved": 20 * GB, "allocated": 15 * GB} | numbers
+    patch.setattr(torch.cuda, "mem_get_info", lambda _: (said["free"], said["total"]))
+    patch.setattr(torch.cuda, "memory_reserved", lambda _: said["reserved"])
+    patch.setattr(torch.cuda, "memory_allocated", lambda _: said["allocated"])
+    fraction = said.get("fraction")
+    if fraction is None:
+        patch.delattr(torch.cuda, "get_per_process_memory_fraction", raising=False)
     else:
-        assert torch.frombuffer(bytearray(bits), dtype=torch.float32).eq(1).all()
+        patch.setattr(
+            torch.cuda, "get_per_process_memory_fraction", lambda _: fraction, raising=False
+        )
 
 
-def test_little_is_not_kept_in_much() -> None:
-    workspace = Workspace()
-    large = workspace.uninitialised((1 << 20,), torch.uint8)
-    where = large.data_ptr()
-    del large
-    assert workspace.uninitialised((1 << 18,), torch.uint8).data_ptr() == where
-    small = workspace.uninitialised((1 << 16,), torch.uint8)
-    assert workspace.nbytes < 1 << 17
-    workspace.release()
-    assert workspace.nbytes == 0
-    small.fill_(1)  # still its own
+@pytest.mark.parametrize(
+    ("numbers", "free"),
+    [
+        ({}, 65),  # what nobody has, and what torch's allocator keeps
+        ({"free": 2 * GB}, 7),  # another process has most of it
+        ({"fraction": 0.5}, 25),  # torch's limit of 40 GB
+        ({"fraction": 1.0}, 65),
+        ({"fraction": 0.2}, 5),  # the limit is less than what is reserved
+    ],
+)
+def test_what_is_free_on_a_gpu(monkeypatch, numbers, free):
+    a_gpu(monkeypatch, **numbers)
+    assert free_bytes(CUDA) == free * GB
 
 
-def test_as_many_pieces_are_kept_as_are_used_at_once() -> None:
-    workspace = Workspace()
-    held = [workspace.uninitialised(SHAPE, torch.float32) for _ in range(3)]
-    places = {tensor.data_ptr() for tensor in held}
-    held.clear()
-    held = [workspace.uninitialised(SHAPE, torch.float32) for _ in range(3)]
-    assert {tensor.data_ptr() for tensor in held} == places
-    held.clear()
-    for _ in range(65):  # one at a time from now on
-        workspace.uninitialised(SHAPE, torch.float32)
-    assert len(workspace._pieces) == 1
+def test_what_weights_tiers_and_a_pass_leave(kv, monkeypatch):
+    loaded = kv.loaded
+    taken = pass_bytes(loaded, 1000)
+    monkeypatch.setattr(memory, "total_bytes", lambda _: 20 * GB)
+    weights = sum(weight.nbytes for weight in kv.model.parameters())
+    left = room_for_kv(loaded, 1000, running=GB, tiers=3 * GB)
+    assert left == (17 * GB - weights - taken) // 2  # the others' part of the machine is theirs
+    a_gpu(monkeypatch)
+    there = SimpleNamespace(device=CUDA, model=kv.model, dtype=loaded.dtype)
+    there.architecture = loaded.architecture
+    assert room_for_kv(there, 1000, running=5 * GB, tiers=3 * GB) == 67 * GB - pass_bytes(
+        there, 1000
+    )
 
 
-def test_threads_never_share_memory() -> None:
-    workspace, wrong = Workspace(), []
-
-    def use(number: int) -> None:
-        for _ in range(200):
-            tensor = workspace.uninitialised(SHAPE, torch.int64).fill_(number)
-            if not bool((tensor == number).all()):
-                wrong.append(number)
-
-    each_in_a_thread(use, range(4))
-    assert wrong == []
+def test_a_pass_takes_more_with_more_tokens(kv):
+    sizes = [pass_bytes(kv.loaded, tokens) for tokens in (10, 100, 1000, 10_000, 100_000)]
+    assert sizes == sorted(sizes)
+    assert sizes[0] >= 10 * 64 * 4 * 9
 
 
-def test_what_is_left_of_another_prompt_is_never_seen(
-    make_engine: Callable[..., RagKV], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("ragkv.splice.buffer._MOST_SPARE_ROWS", 20)
-    kv = make_engine(store=StoreConfig(MEMORY, history_bytes=0))
-    kv.precompute([A, B])
-    overrides = {"method": "query", "recompute_ratio": 0.2}
-    expected = kv.prefill(PROMPT, **overrides).logits
-    answer = kv.generate(PROMPT, max_new_tokens=40, **overrides).token_ids  # the buffer grows
-    workspace = kv.loaded.workspace
-    (piece,) = workspace._pieces
-    for _ in range(2):
-        piece.flat[:] = 0xFF  # NaN everywhere
-        assert torch.equal(kv.prefill(PROMPT, **overrides).logits, expected)
-        piece.flat[:] = 0xFF
-        assert kv.generate(PROMPT, max_new_tokens=40, **overrides).token_ids == answer
-    assert workspace._pieces == [piece]  # it was used
+def test_a_request_waits_where_the_default_has_no_room(kv, monkeypatch):
+    requests, seen = kv._requests, []
+    assert requests.kv_bytes is None
+    assert requests.tiers == (2 << 30) + memory.default_history()
+
+    def none(loaded, tokens, *, running, tiers):
+        seen.append((tokens, running, tiers))
+        return running
+
+    monkeypatch.setattr("ragkv.engine.requests.room_for_kv", none)
+    row = kv.loaded.architecture.values_per_token * 4
+    with requests.turn(kv.loaded, tokens=70) as first:
+        first.prefilled()
+        later = iter([False, False, True])
+        with (
+            pytest.raises(Exception, match=r"^$"),
+            requests.turn(kv.loaded, tokens=50, cancelled=lambda: next(later)),
+        ):
+            pass
+    assert set(seen) == {(50, 70 * row, requests.tiers)}
+    with requests.turn(kv.loaded, tokens=10**9):  # alone, whatever its size
+        pass
 
 
-@pytest.mark.parametrize("method", ["query", "reuse"])
-def test_a_prefilled_prompt_keeps_its_cache(make_engine: Callable[..., RagKV], method: str) -> None:
-    kv = make_engine()
-    kv.precompute([A, B])
-    prefilled = kv.prefill(PROMPT, method=method, recompute_ratio=0.2)
-    layers = [(layer.keys.clone(), layer.values.clone()) for layer in prefilled.cache.layers]
-    for text in (A, B, PROMPT):
-        kv.generate(f"{text}{PROMPT}", max_new_tokens=2)
-    for layer, (keys, values) in zip(prefilled.cache.layers, layers, strict=True):
-        length = prefilled.cache.get_seq_length()
-        assert torch.equal(layer.keys[:, :, :length], keys[:, :, :length])
-        assert torch.equal(layer.values[:, :, :length], values[:, :, :length])
+def test_tiers_count_while_their_engines_are_open(kv):
+    before = kv._requests.tiers
+    store = StoreConfig(MEMORY, memory_bytes=100, history_bytes=11)
+    with RagKV(kv.loaded, store=store, namespace="other"):
+        assert kv._requests.tiers == before + 111
+    assert kv._requests.tiers == before
 
 
-def test_a_closed_engine_keeps_no_memory(make_engine: Callable[..., RagKV]) -> None:
-    kv = make_engine()
-    kv.precompute([A])
-    kv.generate(PROMPT, max_new_tokens=2)
-    assert kv.loaded.workspace.nbytes > 0
-    kv.close()
-    assert kv.loaded.workspace.nbytes == 0
+def test_tiers_of_a_device_are_those_that_lie_on_it():
+    from ragkv.engine.settings import tier_bytes
+
+    device = torch.device("meta")
+    settings = StoreConfig(MEMORY, device_bytes=123)
+    with closing(open_store(settings, device=device)) as store:
+        assert tier_bytes(settings, store.tiers, device) == 123
 
 
-def test_a_long_answer_keeps_one_buffer(make_engine: Callable[..., RagKV]) -> None:
-    kv = make_engine()
-    kv.precompute([A, B])
-    out = kv.prefill(PROMPT, method="query", recompute_ratio=0.2)
-    before = [out.cache.layer(index) for index in range(len(out.cache.layers))]
-    length, capacity = out.cache.get_seq_length(), out.cache.keys.shape[2]
-    fresh = torch.tensor([[5] * (capacity - length + 1)])
-    with torch.no_grad():
-        kv.model(fresh, **cache_argument(kv.model, out.cache), use_cache=True)
-    assert out.cache.get_seq_length() == capacity + 1
-    assert out.cache.keys.shape[2] >= capacity + 256
-    for index, (keys, values) in enumerate(before):
-        layer, now = out.cache.layers[index], out.cache.layer(index)
-        assert layer.keys.data_ptr() == now[0].data_ptr() == out.cache.keys[index].data_ptr()
-        assert layer.values.data_ptr() == now[1].data_ptr() == out.cache.values[index].data_ptr()
-        assert torch.equal(now[0][:, :length], keys[:, :length])
-        assert torch.equal(now[1][:, :length], values[:, :length])
+@pytest.mark.parametrize(
+    ("error", "lacks"),
+    [
+        (MemoryError(), True),
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"), True),
+        (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you"), True),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling"), True),
+        (RuntimeError("Triton Error [CUDA]: out of memory"), True),
+        (OutOfMemoryError("typed"), True),
+        (RuntimeError("shape mismatch"), False),
+        (ConfigError("out of memory"), False),
+        (UnsupportedModelError("none, but RuntimeError: out of memory"), False),
+        (OSError("out of memory"), False),
+    ],
+    ids=repr,
+)
+def test_which_errors_say_that_memory_ran_out(error, lacks):
+    assert memory.is_out_of_memory(error) is lacks
 
 
-def test_the_sinks_last_used_stay(make_engine: Callable[..., RagKV]) -> None:
-    kv = make_engine()
-    first = kv._reuse.corpus.sinks.of("First of all")
-    for number in range(SINKS_KEPT - 1):
-        kv._reuse.corpus.sinks.of(f"For reader {number}")
-    assert kv._reuse.corpus.sinks.of("First of all") is first
-    kv._reuse.corpus.sinks.of("One more")
-    assert len(kv._reuse.corpus.sinks._kept) == SINKS_KEPT
-    assert kv._reuse.corpus.sinks.of("First of all") is first
-    assert "For reader 0" not in kv._reuse.corpus.sinks._kept
+def test_the_message_says_what_is_needed_what_there_is_and_what_to_set(kv, monkeypatch):
+    monkeypatch.setattr(memory, "total_bytes", lambda _: 20 * GB)
+    text = str(memory.lack_of_memory(kv.loaded, 1_000_000, others=3))
+    assert "1000000 tokens" in text
+    assert "need 1.02 GB for keys and values" in text
+    assert "the machine has 20 GB" in text
+    assert "3 other requests run" in text
+    assert all(name in text for name in ("kv_bytes", "max_running", "max_new_tokens"))
 
 
-def test_a_closed_engine_lets_go_of_its_model() -> None:
-    """At once: on a GPU the weights would stay until the garbage collector comes by."""
-    kv = RagKV(tiny_model(), tiny_tokenizer(), store=":memory:")
-    kv.precompute([A, B])
-    kv.generate(PROMPT, max_new_tokens=2, method="query")
-    kv.prefill(PROMPT, method="cacheblend")
-    model = weakref.ref(kv.model)
-    gc.collect()
+@pytest.mark.parametrize("chained", [False, True])
+def test_a_typed_error_keeps_nothing(*, chained):
+    """Neither local variables nor what functions have around them, of errors before it, too."""
+
+    class Large:
+        pass
+
+    made = []
+
+    @typed_memory_errors
+    def fails() -> None:
+        around, local = Large(), Large()
+        made.extend(map(weakref.ref, (around, local)))
+
+        def inner() -> None:
+            assert around
+            if chained:
+                fails_first()
+            raise MemoryError("9 GiB")
+
+        def fails_first() -> None:
+            try:
+                int("none")
+            except ValueError:
+                raise MemoryError("9 GiB") from None
+
+        inner()
+
     gc.disable()
     try:
-        kv.close()
-        del kv
-        assert model() is None
+        with pytest.raises(OutOfMemoryError, match="9 GiB") as caught:
+            fails()
+        assert [each() for each in made] == [None, None]
     finally:
         gc.enable()
+    assert "in inner" in caught.value.__notes__[0]
+
+
+def test_other_errors_stay_as_they_are():
+    with pytest.raises(ZeroDivisionError):
+        typed_memory_errors(lambda: 1 / 0)()

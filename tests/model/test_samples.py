@@ -90,12 +90,12 @@ def test_nothing_of_the_old_weights_is_used(make_engine: Make, part: str, method
     merge(weight)
     answer = kv.generate(PROMPT, on_miss="skip", **settings)
     report = answer.report
-    assert report.cached_tokens == report.sink_tokens
+    assert report.tokens.cached == report.tokens.sink
     assert {miss.reason for miss in answer.report.misses} == {"fingerprint"}
     assert answer.token_ids == kv.generate(PROMPT, method="full", max_new_tokens=4).token_ids
     assert kv.precompute(CHUNKS).new == len(CHUNKS)
     report = kv.generate(f"{CHUNKS[1]} And?", **settings).report
-    assert report.cached_tokens > report.sink_tokens
+    assert report.tokens.cached > report.tokens.sink
 
 
 def test_replaced_weights_are_let_go_of() -> None:

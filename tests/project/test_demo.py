@@ -85,8 +85,14 @@ def test_at_ratio_1_the_answers_are_the_same(run_demo):
 
 
 def answer(ttft_s: float, *token_ids: int) -> dict:
-    tokens = dict.fromkeys(("prompt_tokens", "reused_tokens", "recomputed_tokens"), 9)
-    return {"text": "text", "token_ids": token_ids, "ttft_s": ttft_s, "total_s": 9.0, **tokens}
+    tokens = dict.fromkeys(("prompt", "reused", "recomputed"), 9)
+    return {
+        "text": "text",
+        "token_ids": token_ids,
+        "ttft_s": ttft_s,
+        "total_s": 9.0,
+        "tokens": tokens,
+    }
 
 
 @pytest.mark.parametrize(

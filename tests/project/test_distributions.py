@@ -84,7 +84,7 @@ report = None
 }
 BEFORE = "import sys\nmodel, chunk = sys.argv[1:]\nprompt = chunk + '\\n\\nWhat is a target?'\n"
 AFTER = """
-assert report is None or report["reused_tokens"] > 0, report
+assert report is None or report["tokens"]["reused"] > 0, report
 ours = ("ragkv", "ragkv_kernels", "ragkv_bench", "langchain_ragkv", "llama_index.llms.ragkv")
 ours += ("ragkv_ray", "vllm_ragkv")
 files = [sys.modules[name].__file__ for name in ours if name in sys.modules]

@@ -91,7 +91,7 @@ def test_the_page_of_langchain(follow_page, capsys):
     steps = follow_page("langchain.md")
     made = next(steps)
     llm, prompt, splits = made["llm"], made["prompt"], made["splits"]
-    assert llm.last_report.reused_tokens > 0
+    assert llm.last_report.tokens.reused > 0
     assert not llm.last_report.warnings
     assert "ragkv: encoding" in capsys.readouterr().err
 
@@ -148,7 +148,7 @@ def test_the_page_of_llama_index(follow_page, monkeypatch, capsys):
     steps = follow_page("llama-index.md")
     made = next(steps)
     llm = made["llm"]
-    assert llm.last_report.reused_tokens > 0
+    assert llm.last_report.tokens.reused > 0
     assert not llm.last_report.warnings
     assert "ragkv: encoding" in capsys.readouterr().err
     forgotten, forget = [], llm.kv.forget
@@ -239,7 +239,7 @@ def test_the_readme_s_chain(name, caplog):
     llm.max_tokens = 4
     report = chain.invoke("What is a target?").response_metadata["ragkv"]
     assert len(report["chunks"]) == 3
-    assert report["chunks"][0]["start"] == report["sink_tokens"] > 5
+    assert report["chunks"][0]["start"] == report["tokens"]["sink"] > 5
     assert not report["misses"]
     assert not report["warnings"]
     assert not caplog.records
@@ -326,8 +326,8 @@ def test_a_block_runs(name, make_engine, tmp_path, monkeypatch, page, snippet):
             return
         made = run(snippet, **given)
     if hasattr(made.get("answer"), "report"):
-        assert made["answer"].report.reused_tokens > 0
+        assert made["answer"].report.tokens.reused > 0
     if "METHOD" in made:
-        assert kv.generate(prompt, method=made["METHOD"]).report.recomputed_tokens > 0
+        assert kv.generate(prompt, method=made["METHOD"]).report.tokens.recomputed > 0
     for each in (made["kv"], getattr(made.get("llm"), "kv", kv)):
         each.close()

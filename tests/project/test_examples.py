@@ -44,6 +44,6 @@ def test_agents_reuse_more_with_each_step(path, capsys):
     assert len(path.read_text(encoding="utf-8").splitlines()) < 80
     reports = load(path).main(tiny_model(layers=2), tiny_tokenizer(), max_new_tokens=400)
     assert len(reports) >= 2
-    reused = [each["prompt_tokens"] - each["fresh_tokens"] for each in reports]
+    reused = [each["tokens"]["prompt"] - each["tokens"]["fresh"] for each in reports]
     assert reused == sorted(set(reused))
     assert " reused, first token after" in capsys.readouterr().out

@@ -245,10 +245,7 @@ def test_every_direct_requirement_is_pinned():
     wanted = [
         each
         for project in projects
-        for extra in (
-            project["dependencies"],
-            *project.get("optional-dependencies", {}).values(),
-        )
+        for extra in (project["dependencies"], *project.get("optional-dependencies", {}).values())
         for each in extra
     ]
     own = {project["name"] for project in projects} - {"ragkv-bench"}

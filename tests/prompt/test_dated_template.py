@@ -71,5 +71,5 @@ def test_chunks_of_yesterday_serve_today(day: Callable[[int], None], sink: str) 
         report = engine.prefill(PROMPT, sink=now).report
     assert not report.misses
     assert not report.warnings
-    assert report.reused_tokens > 100
-    assert report.sink_tokens > 10
+    assert report.tokens.reused > 100
+    assert report.tokens.sink > 10

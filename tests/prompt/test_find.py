@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from tiny import some_chunks
 
 from ragkv.prompt import find, heads
-from ragkv.prompt.cover import cover
-from ragkv.prompt.find import MIN_CHARS, MIN_HEAD, ChunkFinder, Span, is_registrable
+from ragkv.prompt.find import MIN_CHARS, MIN_HEAD, ChunkFinder, Span, cover, is_registrable
 from ragkv.prompt.rolling import code_points, head_hashes, window_hashes
 
 A, B, C = some_chunks(3, words=50)

@@ -13,10 +13,11 @@ from tiny import tiny_tokenizer
 from ragkv.errors import ConfigError
 from ragkv.prompt.chat import Chat
 from ragkv.prompt.render import render, template_head
+from ragkv.prompt.tools import formats
 from ragkv.prompt.tools.calls import InvalidToolCall, ToolCall
-from ragkv.prompt.tools.reader import CallReader, format_of, tool_formats
+from ragkv.prompt.tools.reader import CallReader, format_of
 
-FORMATS = {each.name: each for each in tool_formats()}
+FORMATS = {each.name: each for each in formats.FORMATS}
 TOOL = {
     "type": "function",
     "function": {

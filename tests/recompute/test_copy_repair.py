@@ -129,10 +129,10 @@ def test_answers_are_those_of_passes_made_by_hand(
     }
     answer = engine.generate(PROMPT, max_new_tokens=count, **settings)
     assert answer.token_ids == expected
-    assert answer.report.ahead_tokens == repaired > 0
+    assert answer.report.tokens.ahead == repaired > 0
     report = answer.report
-    tokens = report.sink_tokens + report.reused_tokens + report.recomputed_tokens
-    assert tokens + report.fresh_tokens == report.prompt_tokens
+    tokens = report.tokens.sink + report.tokens.reused + report.tokens.recomputed
+    assert tokens + report.tokens.fresh == report.tokens.prompt
     assert not engine.model._forward_pre_hooks
     assert not engine.model._forward_hooks
 
@@ -202,8 +202,8 @@ def test_answers_are_the_same_with_drafts(make_engine: Make, family: str) -> Non
     settings = {"recompute_ratio": RATIO, "max_new_tokens": 200}
     one, several = (engine.generate(PROMPT, drafts=each, **settings) for each in (False, True))
     assert several.token_ids == one.token_ids
-    assert several.report.ahead_tokens == one.report.ahead_tokens > 0
-    assert several.report.tokens_per_step > 1
+    assert several.report.tokens.ahead == one.report.tokens.ahead > 0
+    assert several.report.decode.tokens_per_step > 1
 
 
 @pytest.mark.parametrize("ratio", [0.0, 1.0])
@@ -212,7 +212,7 @@ def test_plain_reuse_and_full_prefill_stay_what_they_are(make_engine: Make, rati
     engine.precompute(UNEVEN)
     assert engine.prefill(PROMPT, recompute_ratio=ratio).copies is None
     answer = engine.generate(PROMPT, recompute_ratio=ratio, max_new_tokens=20)
-    assert answer.report.ahead_tokens == 0
+    assert answer.report.tokens.ahead == 0
 
 
 def test_streams_and_stops_are_as_without(make_engine: Make) -> None:
@@ -223,7 +223,7 @@ def test_streams_and_stops_are_as_without(make_engine: Make) -> None:
     stream = engine.stream(PROMPT, **settings)
     assert "".join(stream) == answer.text
     assert stream.completion.token_ids == answer.token_ids
-    assert stream.completion.report.ahead_tokens == answer.report.ahead_tokens > 0
+    assert stream.completion.report.tokens.ahead == answer.report.tokens.ahead > 0
 
 
 @pytest.mark.parametrize("wrong", [{"tokens": -1}, {"rare": -1}, {"rows": 0}, {"every": 0}])

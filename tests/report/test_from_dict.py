@@ -27,7 +27,8 @@ def test_a_report_survives_json(make_engine):
 
 def test_another_dictionary_is_refused(make_engine):
     whole = make_engine().generate("Hello", max_new_tokens=1).report.to_dict()
-    for wrong in ({}, {**whole, "positions": "x"}, {**whole, "chunks": None}):
+    broken = {"positions": "x"}, {"chunks": None}, {"tokens": None}, {"decode": 3}
+    for wrong in ({}, *({**whole, **each} for each in broken)):
         with pytest.raises(ConfigError, match="no report"):
             ReuseReport.from_dict(wrong)
     del whole["method"]

@@ -7,7 +7,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from html import escape, unescape
 from importlib.resources import files
 from pathlib import Path
@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 
 from ragkv import Completion, RagKV, ReuseConfig, ReuseReport
 from ragkv.cli.main import app
-from ragkv.report.account import Miss
+from ragkv.report.account import Miss, PromptTokens
 from ragkv.report.page.page import page as draw
 from ragkv.report.page.words import seconds
 from ragkv.report.trace import Trace
@@ -92,12 +92,8 @@ def test_there_is_a_mark_for_every_token(engine):
     report = ascii_report(engine, method="query")
     read = Reader(draw(report))
     counts = [read.marks(kind) for kind in "srcf"]
-    assert counts == [
-        report.sink_tokens,
-        report.reused_tokens,
-        report.recomputed_tokens,
-        report.fresh_tokens,
-    ]
+    tokens = report.tokens
+    assert counts == [tokens.sink, tokens.reused, tokens.recomputed, tokens.fresh]
 
 
 def test_tokens_of_a_former_prompt_are_marked(engine):
@@ -110,7 +106,7 @@ def test_tokens_of_a_former_prompt_are_marked(engine):
     chat += [{"role": "assistant", "content": first.text}, {"role": "user", "content": "And?"}]
     report = engine.prefill(chat, history=True).report
     read = Reader(draw(report))
-    counts = [report.former_exact_tokens, report.former_repaired_tokens]
+    counts = [report.tokens.history_exact, report.tokens.history_repaired]
     assert [read.marks(kind) for kind in "xv"] == counts
     assert sum(counts) > 200
     assert "from former prompts" in read.words
@@ -121,7 +117,7 @@ def test_tokens_of_a_former_prompt_are_marked(engine):
 def test_a_character_of_several_tokens_is_one_mark(page, answered):
     titles = [found["title"] for tag, found in Reader(page).elements if "title" in found]
     positions = [int(at) for title in titles for at in re.findall(r"(?:^|; )(\d+) ", title)]
-    assert positions == list(range(answered.report.prompt_tokens))
+    assert positions == list(range(answered.report.tokens.prompt))
     assert len(titles) < len(positions)
     marked = re.findall(r"<i class=\"[^\"]*\" title=\"[^\"]*\">\U0001f600</i>", page)
     assert len(marked) == 1
@@ -130,7 +126,7 @@ def test_a_character_of_several_tokens_is_one_mark(page, answered):
 def test_figures_on_the_page(page, answered):
     report = answered.report
     words = Reader(page).words.replace("\u00a0", " ")
-    assert f"{report.prompt_tokens:,} tokens" in words
+    assert f"{report.tokens.prompt:,} tokens" in words
     assert f"First token after{seconds(report.ttft_s)}".replace("\u00a0", " ") in words
     assert "requested: 20%" in words
     for step in report.steps:
@@ -172,13 +168,13 @@ def test_notes_are_on_the_page(engine, answered):
 def test_a_prompt_prefilled_in_full_has_a_page(engine):
     report = ascii_report(engine, method="full")
     read = Reader(draw(report))
-    assert read.marks("f") == report.prompt_tokens
+    assert read.marks("f") == report.tokens.prompt
     assert "Where the tokens came from" in read.words
 
 
 def test_a_long_prompt_stays_small(answered):
     report = answered.report
-    times = -(-8000 // report.prompt_tokens)
+    times = -(-8000 // report.tokens.prompt)
     shift = np.arange(times)[:, None, None] * len(report.trace.text)
     trace = Trace(
         report.trace.text * times,
@@ -190,7 +186,9 @@ def test_a_long_prompt_stays_small(answered):
         report,
         trace=trace,
         positions=report.positions * times,
-        prompt_tokens=report.prompt_tokens * times,
+        tokens=PromptTokens(
+            **{name: count * times for name, count in asdict(report.tokens).items()}
+        ),
     )
     assert len(draw(long).encode()) < 1_000_000
 
@@ -348,7 +346,7 @@ def test_a_full_prefill_stands_beside_the_own_time(answered, took):
 
 def test_the_first_chunk_is_said_to_be_exact(engine, answered):
     assert "Chunk 1 is exact" in Reader(draw(answered.report)).words
-    assert answered.report.exact_tokens > 0
+    assert answered.report.tokens.exact > 0
     for settings in ({"recompute_ratio": 1.0}, {"method": "full"}):
         assert "Chunk 1 is exact" not in Reader(draw(ascii_report(engine, **settings))).words
     behind = engine.prefill(f"Some other text first.\n\n{CHUNKS[0]}\n\nWhat?", sink="").report

@@ -39,7 +39,7 @@ def answered(engine) -> Prefilled:
 def test_pieces_are_the_text(answered):
     trace = answered.report.trace
     assert "".join(trace.pieces()) == trace.text
-    assert len(trace.pieces()) == answered.report.prompt_tokens
+    assert len(trace.pieces()) == answered.report.tokens.prompt
     assert all(chunk in trace.text for chunk in CHUNKS)
 
 
@@ -92,17 +92,10 @@ def test_parts_cover_the_prompt_and_add_up(answered):
     report = answered.report
     found = parts(report, report.trace)
     assert [part.start for part in found] == [0, *(part.end for part in found[:-1])]
-    assert found[-1].end == report.prompt_tokens
+    assert found[-1].end == report.tokens.prompt
     sums = np.sum([part.counts for part in found], axis=0).tolist()
-    assert sums == [
-        report.sink_tokens,
-        report.reused_tokens,
-        report.recomputed_tokens,
-        report.fresh_tokens,
-        0,
-        0,
-        0,
-    ]
+    tokens = report.tokens
+    assert sums == [tokens.sink, tokens.reused, tokens.recomputed, tokens.fresh, 0, 0, 0]
     chunks = [part for part in found if part.text]
     assert [part.text for part in chunks] == CHUNKS
     assert sum(part.score for part in chunks) == pytest.approx(1)
@@ -116,7 +109,7 @@ def test_parts_cover_the_prompt_and_add_up(answered):
 def test_parts_of_a_prompt_without_chunks(engine):
     report = engine.prefill("Nothing is known of this.", method="full").report
     (part,) = parts(report, report.trace)
-    assert (part.title, part.counts) == ("Prompt", (0, 0, 0, report.prompt_tokens, 0, 0, 0))
+    assert (part.title, part.counts) == ("Prompt", (0, 0, 0, report.tokens.prompt, 0, 0, 0))
 
 
 def test_ranks_and_levels_against_a_slow_count():

@@ -249,6 +249,6 @@ def test_tokens_that_are_exact_already_are_never_chosen(make_engine: Make, metho
     report = engine.prefill(prompt, recompute_ratio=0.9, **given).report
     assert report.chunks[0].recomputed == 0 < report.chunks[1].recomputed
     alone = [{"role": "user", "content": chunks[0] + "\n\nWhy?"}]
-    assert engine.prefill(alone, recompute_ratio=0.9, **given).report.recomputed_tokens == 0
+    assert engine.prefill(alone, recompute_ratio=0.9, **given).report.tokens.recomputed == 0
     everything = engine.prefill(prompt, recompute_ratio=1, **given).report
-    assert everything.reused_tokens == 0
+    assert everything.tokens.reused == 0

@@ -28,7 +28,7 @@ from ragkv.model.calls import cache_argument
 from ragkv.select import Scene, get_method
 from ragkv.select.method import FloatArray
 from ragkv.splice.layout import Origin
-from ragkv.store.versions.version import context_impact
+from ragkv.store.version import context_impact
 
 Make = Callable[..., RagKV]
 SINKS = ScoreRule(sinks=torch.tensor([3.0, -1.0, 0.0, 2.0, 1.0, 4.0]))
@@ -122,7 +122,7 @@ def test_a_model_of_one_layer(
     monkeypatch.setitem(tiny.SIZE, "num_hidden_layers", 1)
     got = run(make_engine, name)
     assert np.isfinite(got.scores).all()
-    assert got.out.report.recomputed_tokens == round(0.3 * len(got.cached))
+    assert got.out.report.tokens.recomputed == round(0.3 * len(got.cached))
     full = full_prefill(got.out.token_ids, "llama")
     for after, reference in zip(got.after, full, strict=True):
         rows = after[0, :, got.cached]

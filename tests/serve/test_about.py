@@ -113,17 +113,17 @@ def test_metrics_are_the_reports_figures(client, kv):
     kv.wait()
     found = figures(client)
 
-    def total(name):
-        return sum(report[name] for report in reports)
+    def total(name, part=None):
+        return sum((report[part] if part else report)[name] for report in reports)
 
-    assert found["ragkv:prompt_tokens_total"] == total("prompt_tokens")
-    assert found["ragkv:generation_tokens_total"] == total("completion_tokens")
+    assert found["ragkv:prompt_tokens_total"] == total("prompt", "tokens")
+    assert found["ragkv:generation_tokens_total"] == total("tokens", "decode")
     sources = {
         name: found[f"ragkv:prompt_tokens_by_source_total[{name}]"]
         for name in ("sink", "exact", "repaired", "reused", "version", "recomputed", "fresh")
     }
-    of = {"exact": "former_exact", "repaired": "former_repaired"}
-    assert sources == {name: total(f"{of.get(name, name)}_tokens") for name in sources}
+    of = {"exact": "history_exact", "repaired": "history_repaired"}
+    assert sources == {name: total(of.get(name, name), "tokens") for name in sources}
     assert found["ragkv:request_success_total[length]"] == 1
     assert found["ragkv:request_success_total[stop]"] == 1
     for name, seconds in (
@@ -134,7 +134,7 @@ def test_metrics_are_the_reports_figures(client, kv):
         assert found[f"ragkv:{name}_count"] == 2
         assert found[f"ragkv:{name}_sum"] == pytest.approx(seconds)
     assert found["ragkv:repair_seconds_count[recompute]"] == 2
-    longer = [report for report in reports if report["completion_tokens"] > 1]
+    longer = [report for report in reports if report["decode"]["tokens"] > 1]
     assert found["ragkv:inter_token_latency_seconds_count"] == len(longer)
 
 

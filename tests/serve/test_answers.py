@@ -31,10 +31,10 @@ def test_a_chat_answer_is_the_engines(warm, kv):
     }
     report = alone.report
     assert answer["usage"] == {
-        "prompt_tokens": report.prompt_tokens,
+        "prompt_tokens": report.tokens.prompt,
         "completion_tokens": 6,
-        "total_tokens": report.prompt_tokens + 6,
-        "prompt_tokens_details": {"cached_tokens": report.cached_tokens, "history_tokens": 0},
+        "total_tokens": report.tokens.prompt + 6,
+        "prompt_tokens_details": {"cached_tokens": report.tokens.cached, "history_tokens": 0},
     }
     assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] > 100
     assert answer["object"] == "chat.completion"
@@ -56,7 +56,7 @@ def test_a_conversation_goes_on(make_engine):
         answer = client.post(CHAT, json=body).json()
     cached = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
     report = answer["ragkv"]
-    assert cached == report["sink_tokens"] + report["former_exact_tokens"] > 300
+    assert cached == report["tokens"]["sink"] + report["tokens"]["history_exact"] > 300
 
 
 @pytest.mark.parametrize("streaming", [False, True])
@@ -74,8 +74,8 @@ def test_usage_names_the_tokens_from_history(make_engine, serves, streaming):
             else:
                 answer = client.post(CHAT, json=body).json()
             report, details = answer["ragkv"], answer["usage"]["prompt_tokens_details"]
-            former = report["former_exact_tokens"] + report["former_repaired_tokens"]
-            assert details["history_tokens"] == report["history_tokens"] == former
+            former = report["tokens"]["history_exact"] + report["tokens"]["history_repaired"]
+            assert details["history_tokens"] == report["tokens"]["history"] == former
             return former
 
         assert found() == 0
@@ -236,7 +236,7 @@ def test_reuse_is_set_and_reported_on_request(warm):
         for ratio in (0, 0.5)
     ]
     assert [report["recompute_ratio"] for report in reports] == [0, 0.5]
-    assert reports[0]["recomputed_tokens"] == 0 < reports[1]["recomputed_tokens"]
+    assert reports[0]["tokens"]["recomputed"] == 0 < reports[1]["tokens"]["recomputed"]
     full = chat(ragkv={"method": "full", "report": True}, stream=True)
     *pieces, last = events(warm.post(CHAT, json=full).text)
     assert last["ragkv"]["method"] == "full"
@@ -245,7 +245,7 @@ def test_reuse_is_set_and_reported_on_request(warm):
     *pieces, last = events(
         warm.post(CHAT, json={**full, "stream_options": {"include_usage": True}}).text
     )
-    assert last["ragkv"]["prompt_tokens"] == last["usage"]["prompt_tokens"]
+    assert last["ragkv"]["tokens"]["prompt"] == last["usage"]["prompt_tokens"]
     assert not any("ragkv" in piece for piece in pieces)
 
 

@@ -189,7 +189,7 @@ def test_many_threads_share_a_client(connect):
         (sse({"error": {"message": "late", "code": "timeout"}}), TimeoutError, "late"),
         (sse({"error": {"message": "gone", "code": "draining"}}), ServerError, "gone"),
         (sse({"choices": []}), ServerError, "before the answer was complete"),
-        (sse("{"), ServerError, "no JSON"),
+        (sse("{"), ServerError, "not JSON"),
         (text_events("Hi", report=None), ServerError, "no report"),
     ],
 )
@@ -404,4 +404,4 @@ def test_history_can_be_switched_off_from_here(listen, make_engine, way):
         given = {} if way == "engine" else {"history": False}
         for _ in range(2):
             report = remote.generate(ask(some_chunks(2)), max_new_tokens=2, **given).report
-            assert report.history_tokens == 0
+            assert report.tokens.history == 0

@@ -11,8 +11,7 @@ from served import CHAT, CHUNKS, chat, refused
 from ragkv import RagKV, StoreConfig
 from ragkv.errors import ConfigError
 from ragkv.serve.app import make_app
-from ragkv.serve.config import ServeConfig
-from ragkv.serve.keys import namespace_of, read_keys
+from ragkv.serve.config import ServeConfig, namespace_of, read_keys
 
 KEYS = {"sk-a": "alpha", "sk-b": "beta", "sk-a2": "alpha"}
 
@@ -33,13 +32,10 @@ def by(key: str) -> dict[str, str]:
 
 WRONG = [{}, by("sk-c"), by(""), by("sk-"), {"Authorization": "Basic sk-a"}, by("sk-\u00e4")]
 PATHS = [
-    *[
-        ("GET", path)
-        for path in ("/v1/models", "/v1/models/default", "/version", "/v1/chunks?text=x")
-    ],
-    *[("POST", path) for path in (CHAT, "/v1/completions", "/tokenize", "/v1/chunks", "/v1/sink")],
-    ("POST", "/detokenize"),
-    *[("POST", "/v1/chunks/prefetch"), ("GET", "/v1/chunks/5"), ("DELETE", "/v1/chunks")],
+    *[("GET", f"/v1/{path}") for path in ("models", "models/default", "chunks?text=x", "chunks/5")],
+    *[("POST", f"/v1/{path}") for path in ("completions", "chunks", "chunks/prefetch", "sink")],
+    *[("POST", path) for path in (CHAT, "/tokenize", "/detokenize")],
+    *[("GET", "/version"), ("DELETE", "/v1/chunks")],
 ]
 
 
@@ -70,7 +66,7 @@ def test_a_key_opens_its_namespace_alone(client):
     def cached(key):
         body = chat(ragkv={"report": True})
         answer = client.post(CHAT, json=body, headers=by(key)).json()
-        assert len(answer["ragkv"]["chunks"]) == (3 if answer["ragkv"]["reused_tokens"] else 0)
+        assert len(answer["ragkv"]["chunks"]) == (3 if answer["ragkv"]["tokens"]["reused"] else 0)
         return answer["usage"]["prompt_tokens_details"]["cached_tokens"]
 
     assert [known(key) for key in KEYS] == [True, False, True]
@@ -102,38 +98,29 @@ def test_a_byte_order_mark_is_no_part_of_a_name(tmp_path, first):
 
 
 @pytest.mark.parametrize(
-    "content",
+    ("says", "content"),
     [
-        "alpha=sk-secret".encode("utf-16"),
-        "alpha=sk-secret".encode("utf-16-le"),
-        "alpha=sk-secret".encode("utf-16-be"),
-        "alpha=sk-secret".encode("utf-32"),
-        "a=b\n\ufeffalpha=sk-secret".encode(),  # two files, joined
-        "al\u200bpha=sk-secret".encode(),
-        b"alpha=sk-secret\x00",
-        "\u00e4=sk-secret".encode("latin-1"),
+        ("UTF-8", "alpha=sk-secret".encode("utf-16")),
+        ("UTF-8", "alpha=sk-secret".encode("utf-16-le")),
+        ("UTF-8", "alpha=sk-secret".encode("utf-16-be")),
+        ("UTF-8", "alpha=sk-secret".encode("utf-32")),
+        ("UTF-8", "a=b\n\ufeffalpha=sk-secret".encode()),  # two files, joined
+        ("UTF-8", "al\u200bpha=sk-secret".encode()),
+        ("UTF-8", b"alpha=sk-secret\x00"),
+        ("UTF-8", "\u00e4=sk-secret".encode("latin-1")),
+        *[("keys", text) for text in (b"", b"# nothing\n", b"alpha\n", b"=sk-secret\n", b"a=\n")],
+        ("keys", b"a=sk-secret\nb=sk-secret\n"),
+        ("keys", b"a=x y\n"),
+        ("cannot be read", None),
     ],
 )
-def test_files_of_another_kind(tmp_path, content):
+def test_wrong_files_of_keys(tmp_path, says, content):
     path = tmp_path / "keys"
-    path.write_bytes(content)
-    with pytest.raises(ConfigError, match="UTF-8") as caught:
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(ConfigError, match=says) as caught:
         read_keys(path)
     assert "sk-secret" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["", "# nothing\n", "alpha\n", "=sk-secret\n", "a=\n", "a=sk-secret\nb=sk-secret\n", "a=x y\n"],
-)
-def test_files_without_right_keys(tmp_path, text):
-    path = tmp_path / "keys"
-    path.write_text(text, encoding="utf-8")
-    with pytest.raises(ConfigError, match="keys") as caught:
-        read_keys(path)
-    assert "sk-secret" not in str(caught.value)
-    with pytest.raises(ConfigError, match="cannot be read"):
-        read_keys(tmp_path / "none")
 
 
 def test_a_namespace_without_an_engine(kv):

@@ -118,17 +118,17 @@ def test_documents_are_reused(server, reports, monkeypatch, caplog, order, templ
     text, usage = chat(server, [system, asked])
     (report,) = reports
     assert [use.text for use in report.chunks] == chunks
-    assert report.sink_tokens == len(
+    assert report.tokens.sink == len(
         server.engine._reuse.corpus.sinks.of(server.engine.reuse.sink).ids
     )
-    assert usage["prompt_tokens_details"]["cached_tokens"] == report.cached_tokens > 100
+    assert usage["prompt_tokens_details"]["cached_tokens"] == report.tokens.cached > 100
     assert "prompt's head" not in caplog.text
     # the next turn: the first one's documents are gone
     said = [{"role": "user", "content": QUESTIONS[0]}, {"role": "assistant", "content": text}]
     asked = {"role": "user", "content": with_documents(QUESTIONS[1], chunks[::-1], template)}
     chat(server, [system, *said, asked])
     assert [use.text for use in reports[1].chunks] == chunks[::-1]
-    assert reports[1].reused_tokens > 100
+    assert reports[1].tokens.reused > 100
     # another user, another question
     asked = {"role": "user", "content": with_documents("Why?", chunks[:1], template)}
     chat(server, [system, asked], temperature=0.7, seed=1, top_p=0.9, stop=["\n\n"])

@@ -41,7 +41,7 @@ def test_chat(client, server):
     assert [choice.message.content for choice in answer.choices] == [alone.text] * 2
     assert [len(token.top_logprobs) for token in answer.choices[0].logprobs.content] == [3] * 6
     assert answer.usage.prompt_tokens_details.cached_tokens > 100
-    assert answer.model_extra["ragkv"]["prompt_tokens"] == answer.usage.prompt_tokens
+    assert answer.model_extra["ragkv"]["tokens"]["prompt"] == answer.usage.prompt_tokens
 
 
 def test_streamed_chat(client, server):

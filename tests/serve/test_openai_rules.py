@@ -90,9 +90,13 @@ REFUSED = [
     ({"tools": [tool("")]}, "tools", "must have a name"),
     ({"tools": [tool(" ")]}, "tools", "must have a name"),
     ({"messages": [USER, result("a")]}, "messages.1.tool_call_id", "earlier message's tool_calls"),
-    ({"messages": [result("a"), USER]}, "messages.0.tool_call_id", "'a' is none"),
+    ({"messages": [result("a"), USER]}, "messages.0.tool_call_id", "tool_calls, not 'a'"),
     ({"messages": [USER, called("a", "b"), result("c")]}, "messages.2.tool_call_id", "are a, b"),
-    ({"messages": [USER, result("a"), called("a")]}, "messages.1.tool_call_id", "'a' is none"),
+    (
+        {"messages": [USER, result("a"), called("a")]},
+        "messages.1.tool_call_id",
+        "tool_calls, not 'a'",
+    ),
 ]
 
 

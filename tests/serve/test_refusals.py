@@ -15,7 +15,7 @@ from openai.types.completion_create_params import CompletionCreateParamsStreamin
 from served import CHAT, TEXT, chat, refused
 
 from ragkv.errors import StoreError, StoreFullError
-from ragkv.model.memory import Workspace
+from ragkv.model.workspace import Workspace
 from ragkv.serve.app import make_app
 from ragkv.serve.chunks import ChunkFields
 from ragkv.serve.config import ServeConfig

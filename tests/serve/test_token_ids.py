@@ -44,7 +44,7 @@ def test_the_ids_that_are_sent_are_read(client, kv):
     letters = [token for each in "statement" for token in plain(kv, each)]
     sent = [ids, ids[:-1], ids[1:], letters, [kv.tokenizer.bos_token_id, *letters], [7, 7, 300, 9]]
     wanted = [kv.generate(TokenIds(each), max_new_tokens=4) for each in sent]
-    assert [each.report.prompt_tokens for each in wanted] == list(map(len, sent))
+    assert [each.report.tokens.prompt for each in wanted] == list(map(len, sent))
     for each, one in zip(sent, wanted, strict=True):
         answer = client.post(TEXT, json={"prompt": each, "max_tokens": 4}).json()
         assert answer["usage"]["prompt_tokens"] == len(each)
@@ -73,7 +73,7 @@ def test_a_client_sends_ids(listen, kv):
         remote.prefetch([CHUNKS[0]])
         answer = remote.generate(TokenIds(ids), max_new_tokens=4)
     assert answer.token_ids == kv.generate(TokenIds(ids), max_new_tokens=4).token_ids
-    assert answer.report.prompt_tokens == len(ids)
+    assert answer.report.tokens.prompt == len(ids)
     assert [miss.reason for miss in answer.report.misses] == ["left_out"]
 
 

@@ -91,14 +91,16 @@ def test_one_call_at_most(client_and_engine, make_say, parallel, count, streamin
 @pytest.mark.parametrize("streaming", [False, True])
 @pytest.mark.parametrize(("tokens", "arguments"), [(1, None), (9, None), (26, '{"page')])
 def test_a_forced_call_that_is_cut_off(client_and_engine, make_say, tokens, arguments, streaming):
-    """It is no call before its arguments begin; then it has its name."""
+    """It is text before its arguments begin; then it is a call with its name."""
     client, kv = client_and_engine
-    make_say(kv, '{"name": "search", "arguments": {"page": 5}}')
+    make_say(kv, forced := '{"name": "search", "arguments": {"page": 5}}')
     given = {"tools": [SEARCH], "tool_choice": "required", "max_tokens": tokens}
     answer = ended(client, streaming, **given)
     assert answer.finish_reason == "length"
     calls = [each.function for each in answer.message.tool_calls or ()]
-    assert not answer.message.content
+    begun = answer.message.content or ""
+    assert forced.startswith(begun)
+    assert bool(begun) == (arguments is None)
     assert [each.name for each in calls] == ["search"] * (arguments is not None)
     assert all(each.arguments.startswith(arguments) for each in calls)
     chat = Chat(ASKED, [SEARCH], "any")
@@ -132,7 +134,7 @@ def test_the_client_asks_for_one_call(client_and_engine, make_say):
             for parallel in (True, False)
         )
     assert (len(both.tool_calls), len(one.tool_calls)) == (2, 1)
-    assert one.report.completion_tokens < both.report.completion_tokens
+    assert one.report.decode.tokens < both.report.decode.tokens
 
 
 @pytest.mark.parametrize("streaming", [False, True])

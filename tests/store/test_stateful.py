@@ -15,7 +15,7 @@ from store_entries import FINGERPRINT, OTHER, make_entry, same
 from ragkv.model.fingerprint import Fingerprint
 from ragkv.store import ChunkStore
 from ragkv.store.backends.memory import MemoryBackend, Place
-from ragkv.store.base import Terms
+from ragkv.store.types import Terms
 
 TEXTS = st.sampled_from(["a", "b", "c", "d"])
 FINGERPRINTS = st.sampled_from([FINGERPRINT, OTHER])
@@ -39,7 +39,7 @@ class Stores(RuleBasedStateMachine):
         clock = SimpleNamespace(time=lambda: self.now)
         self.patches = [
             mock.patch(f"ragkv.store.{module}.time", clock)
-            for module in ("chunk_store", "tiers.memory")
+            for module in ("chunk_store", "tiers.tier")
         ]
         for patch in self.patches:
             patch.start()

@@ -7,11 +7,11 @@ from pathlib import Path
 from ragkv import RagKV
 from ragkv.config import StoreConfig
 from ragkv.store.backends import open_backend
-from ragkv.store.backends.base import Backend
+from ragkv.store.backends.backend import Backend
 from ragkv.store.backends.disk import DiskBackend
 from ragkv.store.chunk_store import ChunkStore
 from ragkv.store.tiered import TieredStore
-from ragkv.store.tiers.memory import MemoryTier
+from ragkv.store.tiers.tier import MemoryTier
 
 
 class DiskStore(ChunkStore):

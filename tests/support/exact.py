@@ -25,7 +25,7 @@ def assert_exact(engine: RagKV, *, in_deviations: float | None = None) -> None:
     for count, ratio in ((3, 1.0), (1, 0.0)):
         prompt = ask(chunks[:count])
         out = engine.prefill(prompt, recompute_ratio=ratio, history=False)
-        counts = out.report.reused_tokens, out.report.recomputed_tokens
+        counts = out.report.tokens.reused, out.report.tokens.recomputed
         assert max(counts) == counts[int(ratio)] > 80
         assert min(counts) == 0
         full = reference(engine, out.token_ids)

@@ -66,7 +66,7 @@ def assert_full(engine: RagKV, out: Any) -> None:
 
 
 def taken(answer: Any) -> int:
-    return int(answer.report.former_exact_tokens + answer.report.former_repaired_tokens)
+    return int(answer.report.tokens.history_exact + answer.report.tokens.history_repaired)
 
 
 def sources(answer: Any) -> list[str]:
@@ -94,18 +94,13 @@ def paths(engine: RagKV) -> list[str]:
 
 def assert_adds_up(answer: Any) -> None:
     report = answer.report
-    assert np.bincount(list(report.positions), minlength=len(Origin)).tolist() == [
-        report.sink_tokens,
-        report.reused_tokens,
-        report.recomputed_tokens,
-        report.fresh_tokens,
-        report.former_exact_tokens,
-        report.former_repaired_tokens,
-        report.version_tokens,
-    ]
-    assert len(report.positions) == report.prompt_tokens
-    anew = report.recomputed_tokens + report.fresh_tokens
-    assert report.cached_tokens + anew == report.prompt_tokens
+    tokens = report.tokens
+    of_entries = [tokens.sink, tokens.reused, tokens.recomputed, tokens.fresh]
+    of_history = [tokens.history_exact, tokens.history_repaired, tokens.version]
+    counts = np.bincount(list(report.positions), minlength=len(Origin)).tolist()
+    assert counts == of_entries + of_history
+    assert len(report.positions) == tokens.prompt
+    assert tokens.cached + tokens.recomputed + tokens.fresh == tokens.prompt
     for use in report.chunks:
         within = list(report.positions[use.start : use.end])
         assert use.recomputed == within.count(Origin.RECOMPUTED)

@@ -15,7 +15,7 @@ from ragkv import Completion, RagKV, ReuseConfig, StoreConfig
 from ragkv.engine.healing import Healing
 from ragkv.engine.stream import Prefilled
 from ragkv.errors import StoreFullError
-from ragkv.store.versions.version import Version
+from ragkv.store.version import Version
 
 pytestmark = pytest.mark.usefixtures("without_syncs")
 Make = Callable[..., RagKV]
@@ -85,8 +85,8 @@ def distance(engine: RagKV, out: Prefilled) -> float:
 def assert_exact(engine: RagKV, out: Prefilled) -> None:
     report = out.report
     assert sources(out) == ["former"] * len(report.chunks)
-    assert report.chunks[-1].end <= report.sink_tokens + report.former_exact_tokens
-    assert report.recomputed_tokens == report.reused_tokens == 0
+    assert report.chunks[-1].end <= report.tokens.sink + report.tokens.history_exact
+    assert report.tokens.recomputed == report.tokens.reused == 0
     assert distance(engine, out) < TOLERANCE
 
 

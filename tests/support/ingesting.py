@@ -63,4 +63,4 @@ def assert_alike(*engines: Any) -> None:
     prompt = "\n\n".join([*list(stored[0])[:3], "What?"])
     asked = [kv.generate(prompt, max_new_tokens=8, history=False) for kv in engines]
     assert asked[0].token_ids == asked[1].token_ids
-    assert asked[0].report.reused_tokens == asked[1].report.reused_tokens > 0
+    assert asked[0].report.tokens.reused == asked[1].report.tokens.reused > 0

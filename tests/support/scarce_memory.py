@@ -20,8 +20,8 @@ from ragkv import RagKV
 from ragkv.attend import interface
 from ragkv.decode.batch import batch_of
 from ragkv.errors import OutOfMemoryError
-from ragkv.model import memory
-from ragkv.model.linear import _fast_of
+from ragkv.model import workspace
+from ragkv.model.linear import _patches_of
 from ragkv.splice.buffer import SplicedCache
 
 Buffers = list[weakref.ref[SplicedCache]]
@@ -106,14 +106,14 @@ def counted_buffers(monkeypatch: pytest.MonkeyPatch) -> Buffers:
         return np.empty(*args, **given)
 
     monkeypatch.setattr(SplicedCache, "__init__", noted)
-    monkeypatch.setattr(memory, "np", SimpleNamespace(empty=empty, uint8=np.uint8))
+    monkeypatch.setattr(workspace, "np", SimpleNamespace(empty=empty, uint8=np.uint8))
     return made
 
 
 def state_of(kv: RagKV) -> dict[str, object]:
     """Return what no failed call may change."""
     loaded, modules = kv.loaded, list(kv.model.modules())
-    fast = _fast_of(kv.model)
+    fast = _patches_of(kv.model)
     return {
         "attention": kv.model.config._attn_implementation,
         "passes": len(interface._running.passes),

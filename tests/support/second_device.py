@@ -31,13 +31,7 @@ waits: list[str] = []
 
 _COPIES = {"copy_", "_to_copy", "_copy_from"}
 _INDEXING = {"index", "index_put", "index_put_", "_index_put_impl_"}
-_FACTORIES = (
-    "empty.memory_format",
-    "empty_strided",
-    "arange",
-    "arange.start",
-    "arange.start_step",
-)
+_FACTORIES = ("empty.memory_format", "empty_strided", "arange", "arange.start", "arange.start_step")
 # the fallback for all operations does not see those that torch.tensor() makes
 _SEEN_ALONE = ("_copy_from", "copy_", "_to_copy", "detach", "alias", "lift_fresh", "lift")
 _lock = threading.RLock()

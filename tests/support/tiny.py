@@ -98,10 +98,7 @@ EAGER_ALONE = ("gemma2", "gpt-oss")
 
 
 def tiny_model(
-    family: str = "llama",
-    attention: str = "sdpa",
-    seed: int = 0,
-    layers: int | None = None,
+    family: str = "llama", attention: str = "sdpa", seed: int = 0, layers: int | None = None
 ) -> PreTrainedModel:
     """Make a float32 model with random weights, large enough that attention matters."""
     config_class, changes = FAMILIES[family]

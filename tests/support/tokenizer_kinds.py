@@ -29,11 +29,7 @@ def tokenizer_of(kind: str) -> PreTrainedTokenizerFast:
         single="<s> $A", special_tokens=[("<s>", raw.token_to_id("<s>"))]
     )
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=raw,
-        bos_token="<s>",
-        eos_token="</s>",
-        unk_token="<unk>",
-        pad_token="</s>",
+        tokenizer_object=raw, bos_token="<s>", eos_token="</s>", unk_token="<unk>", pad_token="</s>"
     )
     tokenizer.chat_template = _TEMPLATE
     return tokenizer

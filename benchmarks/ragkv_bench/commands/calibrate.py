@@ -53,7 +53,7 @@ def calibrate_command(
 
     examples = read_data(data).pick(limit, seed)
     with (
-        options.engine(model, auxiliary_model, seed, device=device, dtype=dtype) as kv,
+        options.engine(model, auxiliary_model, device=device, dtype=dtype) as kv,
         options.interruptible(out),
     ):
         found = calibrate(

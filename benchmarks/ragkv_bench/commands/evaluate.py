@@ -98,7 +98,7 @@ def evaluate_command(
     examples = None if data is None else read_data(data)
     names = options.parts_of(DEFAULT_METHODS if methods is None else methods)
     ratios, lengths = options.ratios_of(ratio), options.lengths_of(tokens)
-    with options.engine(model, auxiliary_model, seed, device=device, dtype=dtype) as kv:
+    with options.engine(model, auxiliary_model, device=device, dtype=dtype) as kv:
         if history and examples is not None:
             one = names[:1] if methods is None else names
             if len(one) != 1 or len(ratios) != 1:

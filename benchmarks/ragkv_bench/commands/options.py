@@ -66,7 +66,6 @@ def ratios_of(text: str) -> list[Ratio]:
 def engine(
     model: str | None,
     auxiliary_model: str | None = None,
-    seed: int = 0,
     *,
     device: str | None,
     dtype: str | None,
@@ -74,7 +73,7 @@ def engine(
     """Return an engine whose chunks are in memory alone."""
     from ragkv import RagKV, ReuseConfig
 
-    reuse = ReuseConfig(auxiliary_model=auxiliary_model, seed=seed)
+    reuse = ReuseConfig(auxiliary_model=auxiliary_model)
     return RagKV(model, store=MEMORY, reuse=reuse, device=device, dtype=dtype)
 
 

@@ -158,14 +158,14 @@ def evaluate_history(
 
 def _visit(setting: str, number: int, report: ReuseReport, near: Fidelity) -> results.Found:
     """Return one request's figures; the share is of the tokens whose KV was known."""
-    known = report.prompt_tokens - report.sink_tokens - report.fresh_tokens
+    known = report.tokens.prompt - report.tokens.sink - report.tokens.fresh
     return {
         "setting": setting,
         "number": number,
         **asdict(near),
-        "prompt_tokens": report.prompt_tokens,
-        "computed_tokens": report.recomputed_tokens + report.fresh_tokens,
-        "share_recomputed": report.recomputed_tokens / known if known else 1.0,
+        "prompt_tokens": report.tokens.prompt,
+        "computed_tokens": report.tokens.recomputed + report.tokens.fresh,
+        "share_recomputed": report.tokens.recomputed / known if known else 1.0,
         "ttft_s": report.ttft_s,
     }
 

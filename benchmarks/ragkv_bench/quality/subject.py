@@ -157,12 +157,12 @@ class Subject:
         report = prefilled.report
         if get_method(method).uses_chunks:
             ahead = 0 if prefilled.copies is None else prefilled.copies.repaired
-            cached = report.reused_tokens + report.recomputed_tokens
+            cached = report.tokens.reused + report.tokens.recomputed
             return report.effective_ratio + ahead / max(1, cached)
         tokenizer = self._kv.tokenizer
         texts = chunk_texts(self._example)
         tokens = sum(len(tokenizer(t, add_special_tokens=False)["input_ids"]) for t in texts)
-        return min(1.0, max(0.0, 1.0 - report.reused_tokens / tokens))
+        return min(1.0, max(0.0, 1.0 - report.tokens.reused / tokens))
 
 
 def _code_of(method: Method) -> str:

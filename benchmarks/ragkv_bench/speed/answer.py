@@ -144,13 +144,13 @@ def _answer(
         ).report
 
     total, report = timed(kv.loaded.device, generate)
-    if report.misses or report.completion_tokens != count:
+    if report.misses or report.decode.tokens != count:
         raise ConfigError(
-            f"this model's answers of {count} tokens to prompts of {report.prompt_tokens} "
+            f"this model's answers of {count} tokens to prompts of {report.tokens.prompt} "
             "cannot be compared: a chunk was not reused, or an answer ended before; give "
             "smaller --tokens"
         )
-    return AnswerTime(report.ttft_s, total, report.tokens_per_step)
+    return AnswerTime(report.ttft_s, total, report.decode.tokens_per_step)
 
 
 def transformers_answer(

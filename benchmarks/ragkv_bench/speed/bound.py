@@ -21,7 +21,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from ragkv.decode.full import full_prefill
+from ragkv.decode.prefill import full_prefill
 from ragkv.errors import ConfigError
 from ragkv.model.architecture import backbone_of
 from ragkv.model.calls import require_used

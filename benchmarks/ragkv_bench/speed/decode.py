@@ -17,14 +17,14 @@ from transformers.cache_utils import DynamicCache
 
 from ragkv import DecodeConfig, SparseDecoding
 from ragkv.attend.blocks import BLOCK_SIZE, blocks_for
-from ragkv.decode.full import prefill_into
 from ragkv.decode.generate import Drawn, draw
+from ragkv.decode.prefill import prefill_into
 from ragkv.decode.steps import Steps
 from ragkv.errors import ConfigError
 from ragkv.model.architecture import config_of
 from ragkv.model.calls import cache_argument
 from ragkv.model.implementation import has_bfloat16_products
-from ragkv.model.linear import _fast_of, rounds_products
+from ragkv.model.linear import _patches_of, rounds_products
 from ragkv.model.loaded import LoadedModel, ReusableModel, require_reusable
 from ragkv.model.lock import end_openmp_threads, lock_of
 from ragkv.model.quantised import INT4_ROWS
@@ -271,7 +271,7 @@ def _asked(
 
 def bytes_read(loaded: ReusableModel, tokens: int, answers: int, unread: float = 0.0) -> float:
     """Return the bytes that a step reads: of each answer, all layers' rows but for ``unread``."""
-    quantised, nbytes = _fast_of(loaded.model).quantised, 0
+    quantised, nbytes = _patches_of(loaded.model).quantised, 0
     for layer in loaded.model.modules():
         if isinstance(layer, nn.Linear):
             few = quantised.get(layer)

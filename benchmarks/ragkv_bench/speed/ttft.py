@@ -189,7 +189,7 @@ def _pair(kv: RagKV, setting: Setting, trace: RequestTrace, prompt: Prompt) -> S
     if report.misses:
         raise ConfigError(
             f"a chunk was not reused ({report.misses[0].reason}): this model's prompts of "
-            f"{report.prompt_tokens} tokens are prefilled in full, so there is nothing to "
+            f"{report.tokens.prompt} tokens are prefilled in full, so there is nothing to "
             "compare; give smaller --tokens"
         )
     return Sample(full_s, ragkv_s, report)
@@ -224,7 +224,7 @@ def _row(loaded: ReusableModel, samples: Sequence[Sample], costs: Costs, rate: f
     origin = np.frombuffer(report.positions, dtype=np.uint8)
     rows = np.flatnonzero(origin >= Origin.RECOMPUTED)
     token_bytes = loaded.architecture.values_per_token * loaded.dtype.itemsize
-    bound = costs.bound_s(rows, report.reused_tokens * token_bytes / rate)
+    bound = costs.bound_s(rows, report.tokens.reused * token_bytes / rate)
     full, own = zip(*((sample.full_s, sample.ragkv_s) for sample in samples), strict=True)
     speedup, quartiles = ratio_of(full, own)
     return {

@@ -98,8 +98,8 @@ def test_every_chunk_has_its_share_of_probes(make_engine: Make, family: str, rat
         return found
 
     chosen = {at for chunk in got.chunks for at in chunk if got.is_probe(at)}
-    cached = got.out.report.reused_tokens + got.out.report.recomputed_tokens
-    assert len(chosen) == got.out.report.recomputed_tokens == round(ratio * cached)
+    cached = got.out.report.tokens.reused + got.out.report.tokens.recomputed
+    assert len(chosen) == got.out.report.tokens.recomputed == round(ratio * cached)
     shares = sorted({rank / len(chunk) for chunk in got.chunks for rank in range(len(chunk) + 1)})
     fitting = max(share for share in shares if len(probes(share)) <= len(chosen))
     more = min((share for share in shares if share > fitting), default=1.0)

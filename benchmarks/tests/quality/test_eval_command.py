@@ -46,7 +46,7 @@ REFUSED = [
     ((), "give one of --data"),
     ((*DATA, *NEEDLES), "give one of --data"),
     ((*NEEDLES, "--json", "no/e.json"), "there is no folder"),
-    ((*NEEDLES, "--json", "."), "is a folder: name a file"),
+    ((*NEEDLES, "--json", "."), "is a folder: give a file"),
     (("--needles", "triple"), "needle kind must be one of"),
     (("--needles", ","), "takes single"),
     ((*NEEDLES, "--tokens", 700, "--limit", 1, "--ratio", "a"), "--ratio takes numbers"),

@@ -51,7 +51,7 @@ def test_full_and_ratio_1_are_exact_and_reuse_is_not(make_engine, family, attent
     assert exact.kl < 1e-6
     assert exact.agreement == 1
     reused = kv.prefill(PROMPT, method="reuse")
-    assert reused.report.reused_tokens > 50
+    assert reused.report.tokens.reused > 50
     assert fidelity(kv, reused, against).kl > 1e-4
 
 

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from ragkv import RagKV, SparseDecoding
 from ragkv.cli.main import app
-from ragkv.decode.full import full_prefill
+from ragkv.decode.prefill import full_prefill
 from ragkv.errors import ConfigError
 from ragkv.model import load
 from ragkv.model.implementation import has_quantised_products

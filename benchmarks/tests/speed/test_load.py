@@ -118,7 +118,7 @@ def ours(path: str, body: dict) -> Reply:
         return Reply([b'{"data": [{"id": "m"}]}'])
     if path == "/v1/chunks":
         return Reply([b'{"id": "j", "status": "done"}'])
-    last = {**usage(100, 1, 40), "ragkv": {"reused_tokens": 40, "fresh_tokens": 60}}
+    last = {**usage(100, 1, 40), "ragkv": {"tokens": {"reused": 40, "fresh": 60}}}
     return Reply([piece("x"), end(), last, "[DONE]"])
 
 

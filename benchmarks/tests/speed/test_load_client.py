@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 from stub_endpoint import DONE, Reply, end, piece, stub_endpoint, usage, whole
 
-from ragkv.report.account import ReuseReport
+from ragkv.report.account import PromptTokens, ReuseReport
 from ragkv_bench.errors import PeerError
 from ragkv_bench.speed.load.client import ask, open_client
 from ragkv_bench.speed.load.endpoint import Endpoint, precompute, probe
@@ -59,23 +59,15 @@ async def test_texts_with_unicode_line_separators_and_split_lines():
 async def test_the_sources_of_a_report_add_up_to_the_prompt():
     report = ReuseReport(
         "query",
-        prompt_tokens=60,
-        sink_tokens=10,
-        reused_tokens=5,
-        recomputed_tokens=4,
-        fresh_tokens=1,
         recompute_ratio=0.5,
         effective_ratio=0.4,
         ttft_s=0.01,
-        former_exact_tokens=24,
-        former_repaired_tokens=10,
-        version_tokens=6,
-        exact_tokens=34,
+        tokens=PromptTokens(10, 24, 10, reused=5, version=6, recomputed=4, fresh=1, exact=34),
     )
     last = {**usage(60, 1), "ragkv": report.to_dict()}
     found = await answer_to(Reply([piece("a"), end(), last, DONE]))
-    assert sum(found.sources.values()) == report.prompt_tokens
-    assert found.sources["former_exact"] == 24
+    assert sum(found.sources.values()) == report.tokens.prompt == 60
+    assert found.sources["history_exact"] == 24
 
 
 @pytest.mark.parametrize(
@@ -107,7 +99,7 @@ def only(*taken: str):
             return Reply([b'{"error": "unknown field"}'], status=400)
         tail = [usage(10, 1)] if "stream_options" in body else []
         if "ragkv" in body:
-            tail[0]["ragkv"] = {"sink_tokens": 1}
+            tail[0]["ragkv"] = {"tokens": {"sink": 1}}
         return Reply([piece("a"), end(), *tail, DONE])
 
     return answer

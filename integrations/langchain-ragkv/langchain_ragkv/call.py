@@ -59,11 +59,11 @@ class Call:
         if completion.text_logprobs:
             found["logprobs"] = {"content": [dict(each) for each in completion.text_logprobs]}
         usage = UsageMetadata(
-            input_tokens=report.prompt_tokens,
-            output_tokens=report.completion_tokens,
-            total_tokens=report.prompt_tokens + report.completion_tokens,
+            input_tokens=report.tokens.prompt,
+            output_tokens=report.decode.tokens,
+            total_tokens=report.tokens.prompt + report.decode.tokens,
             input_token_details=InputTokenDetails(
-                cache_read=report.cached_tokens, cache_creation=0
+                cache_read=report.tokens.cached, cache_creation=0
             ),
         )
         return usage, found

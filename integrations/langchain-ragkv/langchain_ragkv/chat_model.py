@@ -108,7 +108,7 @@ class ChatRagKV(ChunkReuse, BaseChatModel):
 
     def _begin(
         self, messages: Sequence[BaseMessage], stop: list[str] | None, given: dict[str, Any]
-    ) -> tuple[Call, TextStream]:
+    ) -> tuple[Call, Chat, TextStream]:
         call = self._call(stop, given)
         keywords = call.keywords
         prompt = Chat(
@@ -119,7 +119,7 @@ class ChatRagKV(ChunkReuse, BaseChatModel):
         )
         if prompt.has_to_call and (error := repeated_cut_off(messages)):
             raise error
-        return call, call.start(prompt)
+        return call, prompt, call.start(prompt)
 
     def _generate(
         self,
@@ -128,8 +128,8 @@ class ChatRagKV(ChunkReuse, BaseChatModel):
         run_manager: CallbackManagerForLLMRun | None = None,  # noqa: ARG002
         **kwargs: Any,
     ) -> ChatResult:
-        call, stream = self._begin(messages, stop, kwargs)
-        return _result(call, stream.whole())
+        call, prompt, stream = self._begin(messages, stop, kwargs)
+        return _result(call, prompt, stream.whole())
 
     async def _agenerate(
         self,
@@ -138,8 +138,8 @@ class ChatRagKV(ChunkReuse, BaseChatModel):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,  # noqa: ARG002
         **kwargs: Any,
     ) -> ChatResult:
-        call, stream = self._begin(messages, stop, kwargs)
-        return _result(call, await stream.awhole())
+        call, prompt, stream = self._begin(messages, stop, kwargs)
+        return _result(call, prompt, await stream.awhole())
 
     def _stream(
         self,
@@ -148,14 +148,14 @@ class ChatRagKV(ChunkReuse, BaseChatModel):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> Iterator[ChatGenerationChunk]:
-        call, stream = self._begin(messages, stop, kwargs)
+        call, prompt, stream = self._begin(messages, stop, kwargs)
         with stream:
             for piece in stream:
                 chunk = ChatGenerationChunk(message=AIMessageChunk(content=piece))
                 if run_manager:
                     run_manager.on_llm_new_token(piece, chunk=chunk)
                 yield chunk
-        yield _last_chunk(call, stream.completion)
+        yield _last_chunk(call, prompt, stream.completion)
 
     async def _astream(
         self,
@@ -164,18 +164,18 @@ class ChatRagKV(ChunkReuse, BaseChatModel):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> AsyncIterator[ChatGenerationChunk]:
-        call, stream = self._begin(messages, stop, kwargs)
+        call, prompt, stream = self._begin(messages, stop, kwargs)
         async with stream:
             async for piece in stream:
                 chunk = ChatGenerationChunk(message=AIMessageChunk(content=piece))
                 if run_manager:
                     await run_manager.on_llm_new_token(piece, chunk=chunk)
                 yield chunk
-        yield _last_chunk(call, stream.completion)
+        yield _last_chunk(call, prompt, stream.completion)
 
 
-def _result(call: Call, completion: Completion) -> ChatResult:
-    valid, invalid = calls(completion, has_tools=bool(call.keywords.tools))
+def _result(call: Call, prompt: Chat, completion: Completion) -> ChatResult:
+    valid, invalid = calls(completion, prompt)
     message = AIMessage(
         content=completion.text,
         tool_calls=valid,
@@ -185,12 +185,12 @@ def _result(call: Call, completion: Completion) -> ChatResult:
     return ChatResult(generations=[ChatGeneration(message=message)])
 
 
-def _last_chunk(call: Call, completion: Completion) -> ChatGenerationChunk:
+def _last_chunk(call: Call, prompt: Chat, completion: Completion) -> ChatGenerationChunk:
     """Return the chunk that ends a stream: no text, but tool calls, usage and report."""
     message = AIMessageChunk(
         content="",
         chunk_position="last",
-        tool_call_chunks=call_chunks(completion, has_tools=bool(call.keywords.tools)),
+        tool_call_chunks=call_chunks(completion, prompt),
         **_account(call, completion),
     )
     return ChatGenerationChunk(message=message)

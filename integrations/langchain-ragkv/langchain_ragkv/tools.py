@@ -17,7 +17,7 @@ from langchain_core.messages.tool import invalid_tool_call, tool_call, tool_call
 from langchain_core.tools import BaseTool
 from langchain_core.utils.function_calling import convert_to_openai_tool
 
-from ragkv import Completion
+from ragkv import Chat, Completion
 from ragkv.errors import CutOffError
 
 
@@ -60,12 +60,11 @@ def _is_recursive(definitions: dict[str, Any]) -> bool:
     return any(name in direct for name, direct in reached.items())
 
 
-def calls(
-    completion: Completion, *, has_tools: bool
-) -> tuple[list[ToolCall], list[InvalidToolCall]]:
+def calls(completion: Completion, prompt: Chat) -> tuple[list[ToolCall], list[InvalidToolCall]]:
     """Return the answer's calls as LangChain's messages have them.
 
-    An empty answer to tools that was cut off is an invalid call without a name.
+    A required call that was cut off before its arguments is an invalid call without a name, and
+    so is an empty answer to tools.
     """
     valid = [
         tool_call(name=call.name, args=dict(call.arguments), id=call.id)
@@ -75,10 +74,11 @@ def calls(
         invalid_tool_call(name=call.name, args=call.text, id=call.id, error=call.error)
         for call in completion.invalid_tool_calls
     ]
-    is_empty = not (valid or invalid or completion.text)
-    if has_tools and is_empty and completion.finish_reason == "length":
-        error = str(CutOffError(completion.report.completion_tokens))
-        invalid.append(invalid_tool_call(name=None, args="", id=None, error=error))
+    is_call = prompt.has_to_call or not completion.text
+    is_cut_off = completion.finish_reason == "length" and not (valid or invalid)
+    if prompt.tools and is_call and is_cut_off:
+        error = str(CutOffError(completion.report.decode.tokens))
+        invalid.append(invalid_tool_call(name=None, args=completion.text, id=None, error=error))
     return valid, invalid
 
 
@@ -100,13 +100,13 @@ def repeated_cut_off(messages: Sequence[BaseMessage]) -> CutOffError | None:
     return cut_off(last) if messages[-1] is last or cut_off(before) else None
 
 
-def call_chunks(completion: Completion, *, has_tools: bool) -> list[ToolCallChunk]:
+def call_chunks(completion: Completion, prompt: Chat) -> list[ToolCallChunk]:
     """Return each call as one chunk of a stream.
 
     LangChain reads a call's arguments when the chunks are joined, and mends JSON that is cut
     short: an invalid call's text is a JSON string, which stays invalid.
     """
-    valid, invalid = calls(completion, has_tools=has_tools)
+    valid, invalid = calls(completion, prompt)
     return [
         tool_call_chunk(
             name=call["name"], args=json.dumps(call["args"]), id=call["id"], index=index

@@ -32,9 +32,9 @@ def test_tokens_are_the_engine_s(make_engine, connect, vllm, family, ratio):
     answer = kv.generate(PROMPT, **asked)
     assert (answer.token_ids, answer.text) == (alone.token_ids, alone.text)
     assert answer.finish_reason == alone.finish_reason
-    assert 100 < answer.report.handed_over_tokens < answer.report.prompt_tokens
+    assert 100 < answer.report.tokens.handed_over < answer.report.tokens.prompt
     assert not answer.report.not_loaded
-    assert answer.report.cached_tokens == alone.report.cached_tokens
+    assert answer.report.tokens.cached == alone.report.tokens.cached
     assert ratio != 1 or answer.token_ids == full.token_ids
     assert [path.name for path in vllm.folder.iterdir()] == ["secret"]
 
@@ -49,7 +49,7 @@ def test_token_ids_are_sent_on(kv, connect, vllm, end):
     answer = kv.generate(TokenIds(ids), max_new_tokens=8, recompute_ratio=1)
     assert vllm.streamed[-1]["prompt"] == ids
     assert answer.token_ids == alone.token_ids
-    assert answer.report.handed_over_tokens > 100
+    assert answer.report.tokens.handed_over > 100
 
 
 @pytest.mark.parametrize("method", ["cachecraft", "cacheblend", "epic", "reuse", "prefix"])
@@ -58,7 +58,7 @@ def test_every_method(kv, connect, method):
     connect(kv)
     answer = kv.generate(PROMPT, method=method, max_new_tokens=8)
     assert answer.token_ids == alone.token_ids
-    assert answer.report.handed_over_tokens > 0
+    assert answer.report.tokens.handed_over > 0
 
 
 def test_the_question_is_vllm_s_to_compute(kv, connect, monkeypatch):
@@ -71,16 +71,16 @@ def test_the_question_is_vllm_s_to_compute(kv, connect, monkeypatch):
     monkeypatch.setattr(pipeline, "subset_forward", watched)
     connect(kv)
     report = kv.generate(PROMPT, recompute_ratio=1, max_new_tokens=2).report
-    assert computed[0][-1] == report.handed_over_tokens - 1
+    assert computed[0][-1] == report.tokens.handed_over - 1
     question = len(kv.tokenize("\n\nWhat now?"))
-    assert report.prompt_tokens - report.handed_over_tokens >= question
+    assert report.tokens.prompt - report.tokens.handed_over >= question
 
 
 def test_what_is_mostly_unknown_goes_untouched(kv, connect, vllm):
     connect(kv)
     for prompt in (ask(["What nobody knows."]), ask([*["What nobody knows. " * 40] * 3, *CHUNKS])):
         report = kv.generate(prompt, max_new_tokens=2, on_miss="skip").report
-        assert report.handed_over_tokens == 0
+        assert report.tokens.handed_over == 0
         assert not report.not_loaded
         assert "kv_transfer_params" not in vllm.streamed[-1]
 
@@ -106,10 +106,10 @@ def test_what_was_handed_over_is_known_to_later_prompts(make_engine, connect):
     kv.wait()
     turn = [*PROMPT, {"role": "assistant", "content": "Yes."}, {"role": "user", "content": "Why?"}]
     report = kv.generate(turn, max_new_tokens=6).report
-    assert report.handed_over_tokens == first.handed_over_tokens
-    former = report.former_exact_tokens + report.former_repaired_tokens
-    assert former >= first.recomputed_tokens + 90, "and the first chunk"
-    assert report.recomputed_tokens < first.recomputed_tokens
+    assert report.tokens.handed_over == first.tokens.handed_over
+    former = report.tokens.history_exact + report.tokens.history_repaired
+    assert former >= first.tokens.recomputed + 90, "and the first chunk"
+    assert report.tokens.recomputed < first.tokens.recomputed
 
 
 def test_log_probabilities(kv, connect):
@@ -170,7 +170,7 @@ def test_what_vllm_cannot_do_is_refused_by_name(kv, connect, vllm, asked, named)
 
 
 def test_an_answer_stays_within_vllm_s_positions(kv, connect, vllm):
-    vllm.positions = kv.generate(PROMPT, max_new_tokens=1).report.prompt_tokens + 3
+    vllm.positions = kv.generate(PROMPT, max_new_tokens=1).report.tokens.prompt + 3
     connect(kv)
     assert len(kv.generate(PROMPT, max_new_tokens=9, ignore_eos=True).token_ids) == 3
 
@@ -183,7 +183,7 @@ def test_the_next_prompt_is_repaired_while_vllm_decodes(kv, connect, vllm):
     until(lambda: len(vllm.reasons) == 5)  # one of them ragkv's own look at the model
     vllm.going.set()
     assert ["".join(stream) for stream in streams] == [whole.text] * 3
-    assert streams[0].tokens == (whole.report.prompt_tokens, 8)
+    assert streams[0].tokens == (whole.report.tokens.prompt, 8)
 
 
 def test_prefill_stays_here(kv, connect, vllm):

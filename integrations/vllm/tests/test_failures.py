@@ -46,7 +46,7 @@ def test_vllm_computes_what_it_cannot_load(kv, vllm, connect, monkeypatch, reaso
     counted = reason.partition(",")[0]
     assert answer["choices"][0]["message"]["content"] == kv.tokenizer.decode(exact)
     assert answer["ragkv"]["not_loaded"] == counted
-    assert bool(answer["ragkv"]["handed_over_tokens"]) == (counted != "full")
+    assert bool(answer["ragkv"]["tokens"]["handed_over"]) == (counted != "full")
     assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
     assert f'ragkv:handovers_total{{outcome="{counted}"}} 1.0' in metrics
     if reason == "instance":
@@ -147,10 +147,10 @@ def test_the_command(vllm, tmp_path, monkeypatch):
                 http.headers = {"Authorization": f"Bearer {key}"}
                 http.post("/v1/chunks", json={"texts": CHUNKS})
                 report = http.post(CHAT, json=chat(ragkv={"report": True})).json()["ragkv"]
-                found.append(report["handed_over_tokens"])
+                found.append(report["tokens"]["handed_over"])
 
     def run(*options: object):
-        return CliRunner().invoke(app, ["serve", "--engine", "vllm", *map(str, options)])
+        return CliRunner().invoke(app, ["serve", *map(str, options)])
 
     monkeypatch.setattr(serve, "_run", answer)
     where = ["--model", tmp_path / "model", "--store", tmp_path / "s"]

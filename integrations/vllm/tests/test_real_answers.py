@@ -63,7 +63,7 @@ def test_forty_questions(engines, ratio):
     for prompt in prompts():
         own = alone.generate(prompt, method=WITHOUT_COPIES, drafts=False, **asked)
         answer = remote.generate(prompt, method=WITHOUT_COPIES, **asked)
-        assert answer.report.handed_over_tokens > 500
+        assert answer.report.tokens.handed_over > 500
         assert not answer.report.not_loaded
         pairs = enumerate(zip(own.token_ids, answer.token_ids, strict=False))
         apart = next((at for at, (one, other) in pairs if one != other), None)

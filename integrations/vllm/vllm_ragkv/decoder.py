@@ -69,7 +69,7 @@ class VllmAnswer:
     def __init__(
         self, server: VllmServer, namespace: str, loaded: LoadedModel, decode: DecodeConfig
     ) -> None:
-        self.told: dict[str, Any] = {}
+        self.handed_over, self.not_loaded = 0, ""
         self._server, self._decode = server, decode
         self._loaded = require_reusable(loaded)
         self._fields = fields_of(loaded, decode)
@@ -81,13 +81,13 @@ class VllmAnswer:
         server = self._server
         server.connect(self._loaded)
         size = self._loaded.architecture.values_per_token * getattr(torch, server.dtype).itemsize
-        self.told["not_loaded"] = "full"
+        self.not_loaded = "full"
         if not server.folder.has_room(len(ids) * size):
             return False
         keys, values = compute()
         try:
             self._opens = server.folder.write(ids, keys, values, server.dtype, server.instance)
-            self.told["handed_over_tokens"] = len(ids)
+            self.handed_over = len(ids)
         except OSError as error:
             _log.warning("nothing is handed over to vLLM: %s", error)
         return True
@@ -109,8 +109,8 @@ class VllmAnswer:
             raise
         finally:
             if self._opens:
-                self.told["not_loaded"] = server.folder.take_outcome(self._opens)
-        if self.told.get("not_loaded") == "instance":
+                self.not_loaded = server.folder.take_outcome(self._opens)
+        if self.not_loaded == "instance":
             server.instance = ""
         now = time.perf_counter()
         return Drawn(

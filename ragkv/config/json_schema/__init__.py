@@ -1,1 +1,1 @@
-"""JSON schemas as llguidance takes them: references, closed objects, formats, what is left out."""
+"""JSON schemas rewritten for llguidance."""

@@ -1,4 +1,4 @@
-"""Formats of strings, as patterns; and patterns as llguidance takes them."""
+"""Formats of strings as patterns, and patterns in llguidance's syntax."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ FORMATS: Mapping[str, str] = {
 }
 """Formats as patterns of whole strings, where llguidance has none or a looser one.
 
-Leap seconds are written in UTC alone. The punycode of host names (``xn--``) is not checked.
+Leap seconds are only allowed in UTC. The punycode of host names (``xn--``) is not checked.
 """
 
 KNOWN = ("duration", "email", "uri")
-"""Formats that llguidance enforces as JSON Schema means them."""
+"""Formats that llguidance enforces as JSON Schema defines them."""
 
 LONGEST = {"hostname": 253}
-"""Longest strings of a format, where its pattern does not say."""
+"""Maximum lengths of formats whose pattern does not limit it."""
 
 _NOT_ALL_OF = re.compile(
     r"\^\(\?!\^?\[(?P<characters>[^\]\\^][^\]\\]*)\]\*\$\)(?P<rest>.*)", re.DOTALL
@@ -65,10 +65,9 @@ _NOT_ALL_OF = re.compile(
 
 
 def patterns_of(pattern: str) -> list[str]:
-    r"""Return patterns without look-ahead that together are a pattern, where it is of a known form.
+    r"""Return patterns without look-ahead whose conjunction is a pattern of a known form.
 
-    pydantic writes decimals as ``^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$``: there are other characters
-    than these, too.
+    pydantic writes decimals as ``^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$``, i.e. with a further character.
     """
     found = _NOT_ALL_OF.fullmatch(pattern)
     if found is None:

@@ -1,4 +1,4 @@
-"""What a ``$ref`` of a JSON schema points to."""
+"""The targets of ``$ref`` in a JSON schema."""
 
 from __future__ import annotations
 
@@ -8,66 +8,57 @@ from urllib.parse import unquote, urljoin
 
 from ragkv.errors import ConfigError
 
-NAMED = (
-    *("properties", "patternProperties", "$defs", "definitions"),
-    *("dependentRequired", "dependentSchemas", "dependencies"),
+NAMED = frozenset(
+    {
+        *("properties", "patternProperties", "$defs", "definitions"),
+        *("dependentRequired", "dependentSchemas", "dependencies"),
+    }
 )
 """Keywords whose members are schemas by name."""
 
-LISTED = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
-"""Keywords whose members are schemas in a list."""
-
-SINGLE = (
-    *("items", "additionalItems", "additionalProperties", "propertyNames", "contains", "not"),
-    *("if", "then", "else", "unevaluatedItems", "unevaluatedProperties"),
+DIRECT = frozenset(
+    {
+        *("allOf", "anyOf", "oneOf", "not", "if", "then", "else"),
+        *("prefixItems", "items", "additionalItems", "contains", "unevaluatedItems"),
+        *("additionalProperties", "propertyNames", "unevaluatedProperties"),
+    }
 )
-"""Keywords whose value is a schema."""
+"""Keywords whose value is a schema or a list of schemas."""
 
 DOCUMENT = "x-document"
-"""Keyword of a schema inside another that is a document of its own: its references point into it,
-and its ``strict`` is its own. The value names it in messages."""
+"""Keyword of an embedded schema that is a document of its own: its references point into it, and
+its ``strict`` applies to it only. Messages name the document by the keyword's value."""
 
 ELSEWHERE = "$ref to another document"
-"""Keyword of what stands for a schema that is not known."""
-
-
-def members(schema: Mapping[str, Any]) -> Iterator[Any]:
-    """Yield the schemas that stand directly in a schema."""
-    for keyword, value in schema.items():
-        if keyword in NAMED and isinstance(value, Mapping):
-            yield from value.values()
-        elif keyword in LISTED and isinstance(value, list):
-            yield from value
-        elif keyword in SINGLE:
-            yield value
+"""Keyword that stands for a schema of another document."""
 
 
 class References:
-    """The schemas of a document by their addresses: ``$id``, ``$anchor``, JSON pointers.
+    """The schemas of a document by address: ``$id``, ``$anchor`` and JSON pointers.
 
     Parameters
     ----------
     document
-        A JSON schema. It must stay as it is.
+        A JSON schema. Do not change it afterwards.
     """
 
     def __init__(self, document: Mapping[str, Any]) -> None:
-        self._known: dict[tuple[int, str], Any] = {}
+        self._known: dict[tuple[int, str], Any] = {(0, ""): document}
         self._places: dict[int, tuple[int, str]] = {}
         self._elsewhere: dict[str, Any] = {}
         self._documents = 0
-        self._index(document, (0, ""))
-        self._known[0, ""] = document
+        self._index(document, 0, "")
 
     def target(self, schema: Mapping[str, Any]) -> Any:
         """Return the schema that a schema's ``$ref`` points to.
 
-        One to another document gives a schema with nothing but :data:`ELSEWHERE`.
+        For a reference to another document, this is a schema whose only keyword is
+        :data:`ELSEWHERE`.
 
         Raises
         ------
         ConfigError
-            There is none.
+            The reference points to nothing.
         """
         reference = schema["$ref"]
         document, base = self._places[id(schema)]
@@ -79,34 +70,41 @@ class References:
             if fragment and not fragment.startswith("/"):
                 found = self._known.get((document, address))
             else:
-                found = self._known.get((document, resource))
+                found = self._known[document, resource]
                 for name in unquote(fragment).split("/")[1:]:
                     found = _member(found, name.replace("~1", "/").replace("~0", "~"))
             if isinstance(found, Mapping) and id(found) not in self._places:
-                self._index(found, (document, resource))  # in a place where no schema is looked for
+                self._index(found, document, resource)  # below a keyword that holds no schemas
             if isinstance(found, Mapping | bool):
                 return found
         raise ConfigError(f"$ref {reference!r} points to nothing in the schema")
 
-    def _index(self, schema: Any, place: tuple[int, str]) -> None:
+    def _index(self, schema: Any, document: int, base: str) -> None:
         if not isinstance(schema, Mapping):
             return
-        document, base = place
         if DOCUMENT in schema:
             self._documents += 1
             document, base = self._documents, ""
             self._known[document, ""] = schema
-        named = schema.get("$id")
-        if isinstance(named, str):
-            address = _joined(base, named.removesuffix("#"))
+        if isinstance(schema.get("$id"), str):
+            address = _joined(base, schema["$id"].removesuffix("#"))
             self._known[document, address] = schema
-            base = base if "#" in named.removesuffix("#") else address
+            base = base if "#" in address else address
         for keyword in ("$anchor", "$dynamicAnchor"):
             if isinstance(schema.get(keyword), str):
                 self._known[document, f"{base}#{schema[keyword]}"] = schema
         self._places[id(schema)] = document, base
-        for member in members(schema):
-            self._index(member, (document, base))
+        for member in _members(schema):
+            self._index(member, document, base)
+
+
+def _members(schema: Mapping[str, Any]) -> Iterator[Any]:
+    """Yield the schemas directly below a schema."""
+    for keyword, value in schema.items():
+        if keyword in NAMED and isinstance(value, Mapping):
+            yield from value.values()
+        elif keyword in DIRECT:
+            yield from value if isinstance(value, list) else (value,)
 
 
 def _joined(base: str, reference: str) -> str:

@@ -53,25 +53,21 @@ AnyCall = ToolCall | InvalidToolCall
 
 @dataclass(frozen=True, slots=True)
 class ToolFormat:
-    """How one family of chat templates writes calls.
+    """The format of tool calls in one family of chat templates.
 
     Attributes
     ----------
-    name
-        Equal to the file's.
     suits
-        Whether a chat template writes calls so.
+        Whether a chat template uses the format.
     marks
-        Texts that calls begin with; ``{`` alone is one only at the answer's beginning. Some are
-        the names of special tokens.
+        Texts at the beginning of calls, some of them special tokens; ``{`` counts only at the
+        beginning of the answer.
     parse
         Returns the text and the calls of a whole answer; it never raises.
     inner_marks
-        Texts within and behind calls that may be the names of special tokens.
+        Texts within and after calls that can be special tokens.
     openings
-        What an answer that is a call begins with; None for the marks.
-    first
-        Formats with a lower number are asked first whether a template suits.
+        Beginnings of an answer that is a call; None for the marks.
     """
 
     name: str
@@ -80,7 +76,6 @@ class ToolFormat:
     parse: Callable[[str], tuple[str, list[AnyCall]]]
     inner_marks: tuple[str, ...] = ()
     openings: tuple[str, ...] | None = None
-    first: int = 1
 
 
 def call_of(text: str, arguments: Iterable[str] = ("arguments", "parameters")) -> AnyCall:

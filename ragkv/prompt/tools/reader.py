@@ -1,43 +1,29 @@
-"""Which format a model's calls have, and calls out of an answer while it is generated."""
+"""The format of a model's calls, and the calls in an answer while it is generated."""
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
 from dataclasses import dataclass
-from functools import cache
 
 from transformers import PreTrainedTokenizerBase
 
-from ragkv.prompt.tools import formats
 from ragkv.prompt.tools.calls import AnyCall, ToolCall, ToolFormat, call_of
-
-
-@cache
-def tool_formats() -> tuple[ToolFormat, ...]:
-    """Return all formats, in the order in which templates are asked for them."""
-    modules = pkgutil.iter_modules(formats.__path__)
-    found = [
-        importlib.import_module(f"{formats.__name__}.{module.name}").FORMAT for module in modules
-    ]
-    return tuple(sorted(found, key=lambda each: (each.first, each.name)))
+from ragkv.prompt.tools.formats import FORMATS
 
 
 def writes_tools(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Whether the chat template takes tools; others leave them out without a word."""
+    """Return whether the chat template takes tools; a template that does not ignores them."""
     return "tools" in _template(tokenizer)
 
 
 def format_of(tokenizer: PreTrainedTokenizerBase) -> ToolFormat:
-    """Return how the model's calls are written, by its chat template.
+    """Return the format of a model's calls, by its chat template.
 
-    Templates without tools get definitions of ragkv's own, which ask for Hermes' form.
+    A template without tools gets ragkv's own definitions, which require the Hermes format.
     """
     template = _template(tokenizer)
-    known = {each.name: each for each in tool_formats()}
-    if not writes_tools(tokenizer):
-        return known["hermes"]
-    return next((each for each in tool_formats() if each.suits(template)), known["hermes"])
+    suited = [each for each in FORMATS if writes_tools(tokenizer) and each.suits(template)]
+    hermes = [each for each in FORMATS if each.name == "hermes"]
+    return (suited or hermes)[0]
 
 
 def _template(tokenizer: PreTrainedTokenizerBase) -> str:
@@ -46,12 +32,12 @@ def _template(tokenizer: PreTrainedTokenizerBase) -> str:
 
 @dataclass(slots=True)
 class CallReader:
-    """Lets an answer's text pass up to its first call, and reads the calls at its end.
+    """Passes an answer's text on up to its first call, and reads the calls at its end.
 
     Attributes
     ----------
     format
-        How calls are written; None for an answer that is one call by construction, a JSON object.
+        None for an answer that is a single JSON call by construction.
     """
 
     format: ToolFormat | None
@@ -59,7 +45,7 @@ class CallReader:
     _emitted: int = 0
 
     def feed(self, piece: str) -> str:
-        """Return the text of a piece that is certainly no call's."""
+        """Add a piece; return the text that certainly precedes any call."""
         self._text += piece
         if self.format is None:
             return ""
@@ -70,7 +56,7 @@ class CallReader:
 
     @property
     def has_call(self) -> bool:
-        """Whether the first call is there to its end."""
+        """Whether the first call is complete."""
         if self.format is None or "}" not in self._text[self._emitted :]:
             return False
         calls = [call for call in self.format.parse(self._text)[1] if call.name]
@@ -87,9 +73,9 @@ class CallReader:
         return (text.rstrip() if calls else text), calls
 
     def _certain(self, marks: tuple[str, ...]) -> int:
-        """Return how many characters stand before the first mark, or what may become one.
+        """Return the number of characters before the first mark or a possible beginning of one.
 
-        Blanks at their end wait, too: before a call they are dropped.
+        Trailing white space is held back, because it is dropped before a call.
         """
         text = self._text
         if "{" in marks and text.lstrip()[:1] in ("", "{"):

@@ -84,7 +84,7 @@ def page(
             "this report has no trace of its prompt: give the report that the engine returned, not "
             "one made again from its dictionary"
         )
-    name = question or f"A prompt of {count(report.prompt_tokens, 'token')}"
+    name = question or f"A prompt of {count(report.tokens.prompt, 'token')}"
     blocks = [
         _head(report, name, model),
         _figures(report),
@@ -113,14 +113,14 @@ def _said(answer: str) -> str:
 
 
 def _figures(report: ReuseReport) -> str:
-    cached = report.reused_tokens + report.version_tokens + report.recomputed_tokens
-    known = report.cached_tokens + report.recomputed_tokens - report.sink_tokens
+    cached = report.tokens.reused + report.tokens.version + report.tokens.recomputed
+    known = report.tokens.cached + report.tokens.recomputed - report.tokens.sink
     asked = report.recompute_ratio
     facts = [
         ("First token after", seconds(report.ttft_s), ""),
         *_whole_answer(report),
-        ("Prompt", count(report.prompt_tokens, "token"), ""),
-        ("Cached", f"{known:,}", f"{percent(known / report.prompt_tokens)} of the prompt"),
+        ("Prompt", count(report.tokens.prompt, "token"), ""),
+        ("Cached", f"{known:,}", f"{percent(known / report.tokens.prompt)} of the prompt"),
         (
             "Recomputed",
             percent(report.effective_ratio) if cached else "\u2013",
@@ -135,10 +135,11 @@ def _figures(report: ReuseReport) -> str:
 
 
 def _whole_answer(report: ReuseReport) -> list[tuple[str, str, str]]:
-    if report.completion_tokens < 2:
+    if report.decode.tokens < 2:
         return []
-    tokens = f"{count(report.completion_tokens, 'token')}, {report.ms_per_token:.0f}\u00a0ms each"
-    steps = f"; {report.tokens_per_step:.1f} a step" if report.accepted_tokens else ""
+    decode = report.decode
+    tokens = f"{count(decode.tokens, 'token')}, {decode.ms_per_token:.0f}\u00a0ms each"
+    steps = f"; {decode.tokens_per_step:.1f} a step" if decode.accepted else ""
     return [("Whole answer after", seconds(report.total_s), tokens + steps)]
 
 
@@ -160,7 +161,7 @@ def _exact_chunks(report: ReuseReport) -> bool:
     first = next(iter(report.chunks), None)
     if first is None or first.source != "entry" or first.recomputed:
         return False
-    return first.start < report.exact_tokens
+    return first.start < report.tokens.exact
 
 
 def _times(report: ReuseReport, full_prefill_s: float | None) -> str:
@@ -202,15 +203,7 @@ def _full_prefill(report: ReuseReport, took: float | None, longest: float) -> st
 
 
 def _legend(report: ReuseReport, trace: Trace) -> str:
-    counts = (
-        report.sink_tokens,
-        report.reused_tokens,
-        report.recomputed_tokens,
-        report.fresh_tokens,
-        report.former_exact_tokens,
-        report.former_repaired_tokens,
-        report.version_tokens,
-    )
+    counts = [report.positions.count(origin) for origin in range(len(ORIGINS))]
     bar, rows = [], []
     for origin in SHOWN:
         name, number, kind = ORIGINS[origin], counts[origin], CLASSES[origin]
@@ -220,7 +213,7 @@ def _legend(report: ReuseReport, trace: Trace) -> str:
             bar.append(f'<i class="{kind}" style="flex-grow:{number}"></i>')
         rows.append(
             f'<li><i class="{kind}">{name}</i> <b>{number:,}</b> '
-            f"<small>{percent(number / report.prompt_tokens)}<br>{_MEANING[name]}</small></li>"
+            f"<small>{percent(number / report.tokens.prompt)}<br>{_MEANING[name]}</small></li>"
         )
     return (
         "<section><h2>Where the tokens came from</h2>\n"

@@ -71,7 +71,7 @@ def parts(report: ReuseReport, trace: Trace) -> list[Part]:
             counts = np.bincount(origin[start:end], minlength=len(ORIGINS)).tolist()
             found.append(Part(title, start, end, tuple(counts), **of_chunk))
 
-    add("Sink", report.sink_tokens)
+    add("Sink", report.tokens.sink)
     for number, use in enumerate(report.chunks):
         add("Between chunks" if number else "Before the chunks", use.start)
         scored = {"score": scores[number], "rank": ranks[number]} if scores else {}

@@ -2,9 +2,8 @@
 
 CacheClip, arXiv 2510.10129, second version: a window with more than 5 chosen tokens is recomputed
 whole, and windows slide by one token within a chunk, so that a number of seven digits is recomputed
-whole wherever it stands. The recompute ratio counts after grouping: of the scores as many are
-chosen as make the share that is recomputed the ratio. It is never above it, and as near below as
-whole windows allow.
+whole at any place. The recompute ratio counts after grouping: the recomputed share is never above
+it, and as near below as whole windows allow.
 """
 
 import numpy as np

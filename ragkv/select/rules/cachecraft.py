@@ -1,22 +1,21 @@
-"""The tokens that attend most to earlier chunks, more of them in chunks that depend on these.
+"""The tokens with most attention to earlier chunks, more of them in more dependent chunks.
 
 Cache-Craft, arXiv 2502.15734: of chunk Ci the ``ceil(CFO |Ci|)`` tokens with the highest
 attention to earlier chunks are recomputed, where CFO, the cache fix overhead, is alpha times
-that of the version in use (:mod:`ragkv.store.versions`). With a given ``recompute_ratio`` alpha
+that of the version in use (:mod:`ragkv.store.version`). With a given ``recompute_ratio`` alpha
 follows from it; with ``"auto"`` it is :data:`ragkv.select.choose.ALPHA`.
 
-The paper has figures for every cached chunk, because it caches chunks out of whole prompts: one
-that it sees for the first time is computed in full. An entry was computed at ingestion, alone,
-and there is nothing to take its figures from. Instead:
+The paper caches chunks from whole prompts, so every cached chunk has a CFO and ranks. An entry was
+computed at ingestion, without a context, and has neither. Instead:
 
-- Its CFO is what the paper's formula gives for a chunk behind no other: CCI is 1/2 without a
-  context, and nothing of its prefix is kept, so it is alpha / 2. It is the figure, too, that a
-  version has to beat to be placed instead of the entry. No pass is needed.
+- Its CFO is the paper's formula for a chunk behind no other: CCI is 1/2 without a context, and
+  nothing of its prefix is kept, so it is alpha / 2. A version is placed instead of the entry if its
+  CFO is lower. No pass is needed.
 - Its tokens are ranked as in the paper, by their attention to the chunks before them in this
-  prompt, but in the first tenth of the layers, and not in all of them: a pass over the whole
-  prompt that ends there. As with CacheBlend, its rows stay in the cache.
+  prompt, but only in the first tenth of the layers: a pass over the whole prompt ends there. As
+  with CacheBlend, its rows stay in the cache.
 
-Figures of versions are from their capture, and a prompt with these alone needs no pass.
+Versions have the figures of their capture, and a prompt with only versions needs no pass.
 
 The paper's focused chunks, which end the repair of other chunks between the layers, are left out:
 a lower ratio costs less error for the same time (docs/log.md).
@@ -32,13 +31,13 @@ from ragkv.attend.observe import LayerCall, StopPass, attention_to_groups
 from ragkv.chunk.kv import KnownChunk
 from ragkv.select.method import FloatArray, Method, Scene
 from ragkv.splice.layout import Placed
-from ragkv.store.versions.version import NO_CONTEXT, PlacedVersion
+from ragkv.store.version import NO_CONTEXT, PlacedVersion
 
 _FIRST_CHUNK_LAST = 2.0
 """CFO of entries is 1/2, so every other score of theirs is above minus this."""
 
 _LEAST_OVERHEAD = 1e-3
-"""A chunk of less overhead at alpha 1 needs nothing: its tokens come after those of others."""
+"""Tokens of a chunk with less overhead at alpha 1 come after those of other chunks."""
 
 _Figures = tuple[npt.NDArray[np.int64], float]
 """Each placed token's rank, from 0, and the chunk's CFO at alpha 1."""
@@ -53,7 +52,10 @@ def score(scene: Scene) -> FloatArray:
     first, *others = scene.layout.placed
     known = [_of_version(piece) for piece in others]
     ranks = _ranks(scene) if None in known else []
-    parts = [_scores(*(own or (ranks[at], NO_CONTEXT))) for at, own in enumerate(known)]
+    parts = []
+    for at, figures in enumerate(known):
+        rank, overhead = (ranks[at], NO_CONTEXT) if figures is None else figures
+        parts.append(_scores(rank, overhead))
     head = _of_version(first)
     if head is None:
         least = min((float(part.min()) for part in parts), default=0.0)
@@ -74,9 +76,9 @@ def _scores(ranks: npt.NDArray[np.int64], overhead: float) -> npt.NDArray[np.flo
 
 
 def _of_version(piece: Placed) -> _Figures | None:
-    """Return the figures of a chunk's version; None where it is an entry that is placed.
+    """Return the figures of a chunk's version; None for an entry.
 
-    A chunk that former prompts computed needs nothing.
+    A chunk whose rows earlier prompts computed has overhead 0.
     """
     placed = piece.entry
     if isinstance(placed, KnownChunk):

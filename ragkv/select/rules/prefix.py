@@ -1,6 +1,6 @@
-"""Only an exact token prefix is reused, the rest is prefilled: what vLLM and SGLang do.
+"""Reuse of only an exact token prefix, as in vLLM and SGLang.
 
-Of what ragkv stores, that is the sink and, right behind it, the prompt's first chunk.
+In ragkv that is the sink and, directly behind it, the prompt's first chunk.
 """
 
 from ragkv.select.method import Method

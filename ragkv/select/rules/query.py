@@ -1,29 +1,28 @@
 """The tokens that the query attends to, over the spliced, unrepaired cache.
 
-After ProphetKV (arXiv 2602.02579) and InfoFlow (arXiv 2603.05353): the primary model itself
-shows which context matters for its answer. Only the uncached tokens run, up to the last
-observed layer. A token is scored by the attention of the prompt's last token and by the
-maximum over the query's tokens: a word's context need not matter to the other words. A small
-part of a score spreads to the tokens around, since answers stand near the terms of the
-question. Tokens that are not recomputed move with their recomputed neighbours
-(:mod:`ragkv.recompute.drift`). In the upper layers recomputed tokens attend sparsely
-(:mod:`ragkv.attend.sparse`). Tokens that the answer may copy are recomputed during decoding
-(:mod:`ragkv.recompute.copy_repair`).
+After ProphetKV (arXiv 2602.02579) and InfoFlow (arXiv 2603.05353): the primary model shows which
+context matters for its answer. Only the uncached tokens run, up to the last observed layer. A
+token's score combines the attention of the prompt's last token and the maximum over the query's
+tokens, since a word's context may matter to no other word. A small part of a score spreads to
+neighbours, since answers are near the terms of the question. Tokens that are not recomputed move
+with their recomputed neighbours (:mod:`ragkv.recompute.drift`). In the upper layers recomputed
+tokens attend sparsely (:mod:`ragkv.attend.sparse_rows`). Tokens that an answer will copy are
+recomputed during decoding (:mod:`ragkv.recompute.copy_repair`).
 """
 
 import torch
 
-from ragkv.attend.sparse import Sparse
+from ragkv.attend.sparse_rows import Sparse
 from ragkv.select.method import CopyLookup, FloatArray, Method, Scene, Spread
 
 QUERY_ROWS = 64
-"""At most so many of the query's last tokens are observed."""
+"""Most of the query's last tokens that are observed."""
 
 
 def score(scene: Scene) -> FloatArray:
     """Return ``[cached]`` shares of the query's attention in the layers L/3 to 5L/6.
 
-    Of these, layers with a sliding window count only where all have one.
+    Layers with a sliding window count only if all of these have one.
     """
     layout = scene.layout
     first, last = scene.layers // 3, max(scene.layers * 5 // 6, scene.layers // 3 + 1)

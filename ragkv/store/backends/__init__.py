@@ -1,4 +1,4 @@
-"""Bytes by key: one file a backend, all behind one contract."""
+"""Backends: bytes by key in a folder, in memory, in Redis or in S3."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from blake3 import blake3
 
 from ragkv.config import MEMORY, StoreConfig
 from ragkv.errors import ConfigError, StoreError
-from ragkv.model.place import cache_folder, expanded
-from ragkv.store.backends.base import Backend
+from ragkv.model.folders import cache_folder, expanded
+from ragkv.store.backends.backend import Backend
 from ragkv.store.backends.disk import DiskBackend
 
 _URL = re.compile(r"([a-z][a-z0-9+.-]+)://", re.IGNORECASE)
@@ -20,7 +20,7 @@ _SCHEMES = ("redis", "rediss", "valkey", "valkeys", "s3")
 def open_backend(config: StoreConfig, namespace: str) -> Backend:
     """Open a namespace's place; raises as :func:`ragkv.store.open_store`."""
     if config.path == MEMORY:
-        raise ConfigError("a store in memory belongs to its process: name a folder or a URL")
+        raise ConfigError("a store in memory belongs to its process: give a folder or a URL")
     root = folder_of(config.path)
     if root is None:
         if config.disk_bytes is not None:
@@ -33,7 +33,7 @@ def open_backend(config: StoreConfig, namespace: str) -> Backend:
 
 
 def folder_of(path: str | Path | None) -> Path | None:
-    """Return the folder of a store's place, which None names, too; None for a URL."""
+    """Return the folder of a store; the user's cache folder for None, and None for a URL."""
     if is_url(path):
         return None
     if path is not None and not str(path):
@@ -53,12 +53,12 @@ def folder_name(namespace: str) -> str:
 
 
 def is_url(place: object) -> bool:
-    """Whether a place is named by a URL, and not a folder.
+    """Whether a place is a URL and not a folder.
 
     Raises
     ------
     ConfigError
-        It was a URL before it was made a Path.
+        It is a Path made of a URL.
     """
     if isinstance(place, Path) and place.parts[:1] in {(f"{scheme}:",) for scheme in _SCHEMES}:
         raise ConfigError(f"{place} is no folder: give the URL of a store as a string")

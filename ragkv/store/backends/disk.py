@@ -1,11 +1,11 @@
 """A folder: diskcache as the index, one file for each large value.
 
-``index/`` holds a row for every key (:mod:`ragkv.store.backends.index`), ``kv/ab/`` the files, and
-``reserve`` room for the index to forget with on a full disk.
-A file is written once, under a name of its own, and never changed; which of them is a
-key's value, the key's row says. So a value is replaced by one commit of the index. Files
-are renamed to their names inside the index's write transaction, so that no process takes
-another's new file for one that a crash left.
+``index/`` has a row for every key (:mod:`ragkv.store.backends.index`), ``kv/ab/`` the files, and
+``reserve`` the room that the index needs for deletions on a full disk.
+
+A file is written once, under a unique name, and never changed. The key's row names the file of its
+value, so one commit of the index replaces a value. Files get their names inside the index's write
+transaction, so that no process takes another's new file for the remains of a crash.
 """
 
 from __future__ import annotations
@@ -28,37 +28,37 @@ from blake3 import blake3
 
 from ragkv.errors import StoreError, StoreFullError
 from ragkv.store.backends import files
-from ragkv.store.backends.base import Backend, Blob, Bytes, Key, check_key, is_key, length_of
+from ragkv.store.backends.backend import Backend, Blob, Bytes, Key, check_key, is_key, length_of
 from ragkv.store.backends.index import Index, IndexRows
 
 _log = logging.getLogger(__name__)
 INLINE_BYTES = 4096
-"""Values up to this length lie in the index."""
+"""Values up to this length are stored in the index."""
 
 _BATCH_KEYS = 256
 _RESERVE_BYTES = 1 << 17
 _SUFFIX = ".safetensors"
 _OURS = re.compile(rf"([0-9a-f]{{2}})/\1[0-9a-f]{{30}}-[0-9a-f]{{16}}{re.escape(_SUFFIX)}")
-"""Folder and name of a value's file: what others keep there stays."""
-# rows that begin otherwise than these, or than "=" and the value, are not ours
+"""Folder and name of a value's file; other files are ignored."""
+# a row is a file's token and size, or "=" and the value
 _FILE_ROW = re.compile(rb">([0-9a-f]{16}) ([0-9]{1,15})")
 _FILE_ROW_BYTES = 40
 Result = TypeVar("Result")
-_BYTES = "!bytes"  # no keys: the bytes of all files, and folders' times when they were clean
-_CLEAN = "!clean"
+_BYTES = "!bytes"  # row of the bytes of all files; no key begins with "!"
+_CLEAN = "!clean"  # row of the folders that were clean, and their times then
 _OWN = (_BYTES, _CLEAN)
-_SETTLES_NS = 3_000_000_000  # by then a change of a folder shows in its time
+_SETTLES_NS = 3_000_000_000  # after this a change of a folder shows in its time
 
 
 class DiskBackend(Backend):
-    """Keeps values in a folder that several processes share.
+    """Stores values in a folder that several processes share.
 
     Parameters
     ----------
     folder
-        Made where it is missing, readable by its owner alone.
+        Created if missing, readable only by its owner.
     budget
-        Bytes that the large values may take together; None for no limit.
+        Most bytes of all large values together; None for no limit.
     read_only
         Write nothing, not even a lock file.
 
@@ -86,12 +86,12 @@ class DiskBackend(Backend):
                 raise
 
     def get(self, key: str) -> Blob | None:
-        """Return the value; a file as a private mapping, which is read where it is used."""
+        """Return the value; a file as a private mapping, which is read on access."""
         gone: Blob = b""
         return self._use(key, lambda value: value, lambda path, _: _mapped(path), gone)
 
     def get_many(self, keys: Iterable[str]) -> Iterator[Blob | None]:
-        """Read the rows of many keys in one query, and then their files."""
+        """Read the rows of many keys in one query, then their files."""
         rest = iter(keys)
         while batch := list(islice(rest, _BATCH_KEYS)):
             found = self._index.get_many(batch)
@@ -101,7 +101,7 @@ class DiskBackend(Backend):
                 yield self.get(key) if in_file else row and row.value
 
     def size(self, key: str) -> int | None:
-        """Return the length that the row gives, if the file has it."""
+        """Return the row's length if the file has it."""
 
         def of_file(path: Path, nbytes: int) -> int | None:
             return nbytes if path.stat().st_size == nbytes else None
@@ -109,18 +109,18 @@ class DiskBackend(Backend):
         return self._use(key, len, of_file, None)
 
     def put(self, key: str, parts: Sequence[Bytes]) -> None:
-        """Write a value; when this returns, it survives a crash and a loss of power."""
+        """Write a value; afterwards it survives a crash and a loss of power."""
         self._put(key, parts, absent=False)
 
     def put_if_absent(self, key: str, parts: Sequence[Bytes]) -> bool:
-        """Write a value unless there is one, which the index's write lock decides."""
+        """Write a value unless there is one; the index's write lock makes this atomic."""
         return self._look(key) is None and self._put(key, parts, absent=True)
 
     def delete(self, key: str) -> bool:
-        """Remove a value's file, then its row: what was deleted never comes back.
+        """Remove a value's file, then its row: a deleted value never returns.
 
-        Without a byte left on the file system the index cannot be written, not even to
-        forget: then the reserve makes room.
+        On a full file system the index cannot be written, not even for a deletion: then the
+        reserve is removed to make room.
         """
         try:
             return self._delete(key)
@@ -148,8 +148,8 @@ class DiskBackend(Backend):
         return row is not None
 
     def listed(self, prefix: str, after: str = "") -> Iterator[Key]:
-        """Yield keys by pages of the index; those that come behind the page are seen, too."""
-        after = max(after, "/")  # behind this backend's own rows
+        """Yield keys by pages of the index; later pages include keys added meanwhile."""
+        after = max(after, "/")  # after this backend's own rows
         while page := self._index.page(prefix, after, _FILE_ROW_BYTES):
             for key, start, nbytes in page:
                 row = _parse(start)
@@ -158,7 +158,7 @@ class DiskBackend(Backend):
             after = page[-1].key
 
     def damaged_keys(self) -> Iterator[Key]:
-        """Read the whole table: the index of keys may be what is damaged."""
+        """Yield the damaged keys of the whole table: its index can be damaged itself."""
         return iter(self._index.damaged(_OWN))
 
     def close(self) -> None:
@@ -175,7 +175,7 @@ class DiskBackend(Backend):
         file: Callable[[Path, int], Result],
         gone: Result,
     ) -> Result | None:
-        """Return what one of the functions makes of the value, or ``gone`` if its file is."""
+        """Return one function's result for the value, or ``gone`` if its file is missing."""
         row = self._look(key)
         while row is not None:
             if row.value is not None:
@@ -184,7 +184,7 @@ class DiskBackend(Backend):
             with files.store_errors(path):
                 try:
                     return file(path, row.nbytes)
-                except FileNotFoundError:  # another process replaced it, or somebody removed it
+                except FileNotFoundError:  # replaced by another process, or lost
                     before, row = row, self._look(key)
                     if row == before:
                         return gone
@@ -210,12 +210,12 @@ class DiskBackend(Backend):
     def _keep_reserve(self) -> None:
         with suppress(OSError):
             if not self._reserve.exists():
-                # random: a file system that compresses would keep nothing for zeros
+                # random: a compressing file system would reserve nothing for zeros
                 made = files.write_temporary(self.folder, [os.urandom(_RESERVE_BYTES)])
                 made.replace(self._reserve)
 
     def _enter(self, key: str, row: _FileRow, temporary: Path | None, *, absent: bool) -> bool:
-        """Make a row the key's, and then its file, which is written and synced, the value."""
+        """Set a key's row, then rename the synced file to the name that the row has."""
         with self._index.transaction() as rows:
             old = _parse(rows.get(check_key(key)))
             if absent and old is not None:
@@ -238,18 +238,18 @@ class DiskBackend(Backend):
             rows.set(_BYTES, str(max(0, total)).encode())
 
     def check_room(self, key: str, nbytes: int) -> None:
-        """Compare with the limit of the folder."""
+        """Compare with the folder's limit."""
         if nbytes > INLINE_BYTES:
             self._check_room(nbytes - _file_bytes(self._look(key)), self._index.get(_BYTES))
 
     def free_bytes(self) -> tuple[int, str] | None:
-        """Return what the folder's file system has left."""
+        """Return the free bytes of the folder's file system."""
         with suppress(OSError):
             return shutil.disk_usage(self.folder).free, str(self.folder.parent)
         return None
 
     def _check_room(self, growth: int, total: bytes | None) -> int:
-        """Return the bytes of all files after the change."""
+        """Return the bytes of all files after the change; raise StoreFullError above the limit."""
         after = (int(total) if total and total.isdigit() else 0) + growth
         if growth > 0 and self.budget is not None and after > self.budget:
             raise StoreFullError(
@@ -259,7 +259,7 @@ class DiskBackend(Backend):
         return after
 
     def _undo(self, key: str, row: _FileRow) -> None:
-        """Remove the file of a write that failed, unless it is the key's value all the same."""
+        """Remove the file of a failed write, unless it became the key's value."""
         path = self._path(key, row)
         if path.exists():
             with suppress(OSError), self._index.transaction() as rows:
@@ -267,9 +267,9 @@ class DiskBackend(Backend):
                     path.unlink(missing_ok=True)
 
     def _sweep(self) -> None:
-        """Remove what crashed writers left: old temporary files, files without a row.
+        """Remove the remains of crashed writers: old temporary files, files without a row.
 
-        Folders that nobody has changed since they were found clean are passed over.
+        Folders that have not changed since they were clean are skipped.
         """
         known, settled = _stamps_in(self._index.get(_CLEAN)), time.time_ns() - _SETTLES_NS
         stamps = {p: p.stat().st_mtime_ns for p in _listed(self._files) if not p.is_symlink()}
@@ -278,7 +278,7 @@ class DiskBackend(Backend):
         ours = {path for path in found if _OURS.fullmatch(f"{path.parent.name}/{path.name}")}
         orphans = ours and ours - self._named()
         if orphans:
-            with self._index.transaction():  # what is just being entered waits, or has its row
+            with self._index.transaction():  # excludes files that are just being entered
                 for path in orphans - self._named():
                     _remove(path)
         temporary = [path for path in found if path.name.startswith(files.TEMPORARY_PREFIX)]
@@ -291,7 +291,7 @@ class DiskBackend(Backend):
                 rows.set(_CLEAN, json.dumps(clean).encode())
 
     def _named(self) -> set[Path]:
-        """Return the files that rows name."""
+        """Return the files named by rows."""
         named, after = set(), "/"
         while page := self._index.page("", after, _FILE_ROW_BYTES):
             for key, start, _ in page:
@@ -307,7 +307,7 @@ class DiskBackend(Backend):
 
 
 class _FileRow(NamedTuple):
-    """A value: itself, or the token in its file's name."""
+    """A row: a value, or the size of its file and the token in the file's name."""
 
     nbytes: int
     value: bytes | None
@@ -339,14 +339,14 @@ def _stamps_in(row: bytes | None) -> dict[str, int]:
 
 def _mapped(path: Path) -> Blob:
     with path.open("rb") as file:
-        if os.fstat(file.fileno()).st_size == 0:  # nothing that could be mapped
+        if os.fstat(file.fileno()).st_size == 0:  # cannot be mapped
             return b""
-        # copy-on-write: torch wants memory that may be written to
+        # copy-on-write: torch needs writable memory
         return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
 
 
 def _remove(path: Path) -> None:
-    """Remove a file that nobody needs; what cannot be, such as a folder, stays where it is."""
+    """Remove an unused file; one that cannot be removed, such as a folder, is logged."""
     try:
         path.unlink(missing_ok=True)
     except OSError as error:

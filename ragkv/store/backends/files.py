@@ -1,4 +1,4 @@
-"""Files that are whole or not there: private folders, synced temporary files."""
+"""Atomic files: private folders, synced temporary files."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ragkv.errors import StoreError, StoreFullError
 
 TEMPORARY_PREFIX = "tmp-"
 TEMPORARY_LIFETIME_S = 3600.0
-"""A temporary file older than this has lost its writer."""
+"""Age from which on a temporary file has no writer any more."""
 
 _MOST_PARTS = 512  # of one call; Linux takes 1024
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
@@ -22,7 +22,7 @@ _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 @contextmanager
 def store_errors(place: Path) -> Iterator[None]:
-    """Raise what the operating system says about ``place`` as a StoreError."""
+    """Raise the operating system's errors about ``place`` as StoreError."""
     try:
         yield
     except StoreError:
@@ -34,7 +34,7 @@ def store_errors(place: Path) -> Iterator[None]:
 
 
 def make_private_folder(folder: Path) -> None:
-    """Create a folder and its missing parents, each readable by its owner alone."""
+    """Create a folder and its missing parents, each readable only by its owner."""
     if folder.is_dir():
         return
     make_private_folder(folder.parent)
@@ -47,7 +47,7 @@ def make_private_folder(folder: Path) -> None:
 
 
 def write_temporary(folder: Path, parts: Iterable[bytes | bytearray | memoryview]) -> Path:
-    """Write a synced temporary file into ``folder``; on failure nothing is left of it."""
+    """Write a synced temporary file into ``folder``; remove it on failure."""
     make_private_folder(folder)
     path = folder / f"{TEMPORARY_PREFIX}{os.getpid()}-{secrets.token_hex(8)}"
     file = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | _BINARY, 0o600)
@@ -65,7 +65,7 @@ def write_temporary(folder: Path, parts: Iterable[bytes | bytearray | memoryview
 
 def sync_folder(folder: Path) -> None:
     """Make renames and removals in a folder survive a loss of power (POSIX)."""
-    if os.name == "nt":  # there is no such thing on Windows
+    if os.name == "nt":  # Windows has no equivalent
         return
     file = os.open(folder, os.O_RDONLY)
     try:
@@ -86,7 +86,7 @@ _BINARY = getattr(os, "O_BINARY", 0)
 
 
 def _write_all(file: int, parts: Iterable[bytes | bytearray | memoryview]) -> None:
-    """Write in few calls: what one call writes, Linux caches in larger pages, which read faster."""
+    """Write in few calls: Linux caches long writes in larger pages, which read faster."""
     views = [memoryview(part).cast("B") for part in parts]
     while views:
         written = _write(file, views[:_MOST_PARTS])
@@ -97,7 +97,7 @@ def _write_all(file: int, parts: Iterable[bytes | bytearray | memoryview]) -> No
 
 
 def _write(file: int, views: Sequence[memoryview]) -> int:
-    """Write what the system takes at once; return the number of bytes."""
+    """Write as much as the system takes at once; return the number of bytes."""
     if hasattr(os, "writev"):
         return os.writev(file, views)
     return os.write(file, views[0])  # Windows

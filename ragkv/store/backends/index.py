@@ -1,8 +1,7 @@
 """The index of a folder: rows of bytes in diskcache, nothing pickled.
 
-Writing goes through diskcache's transactions. Reading goes through one connection of
-our own: it costs microseconds, reads ranges of keys, and works on a folder that may not
-be written to.
+Writes use diskcache's transactions. Reads use a connection of their own, which takes microseconds,
+reads ranges of keys, and works on a read-only folder.
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ from typing import Any, NamedTuple
 import diskcache
 
 from ragkv.errors import StoreError, StoreFullError
-from ragkv.store.backends.base import Key, is_key
+from ragkv.store.backends.backend import Key, is_key
 from ragkv.store.backends.files import make_private_folder, store_errors
 
 LOCK_TIMEOUT_S = 60.0
-"""How long a reader or writer waits for another process's transaction."""
+"""Seconds that a reader or writer waits for another process's transaction."""
 
 _DATABASE = "cache.db"
 _creating = threading.Lock()
@@ -36,14 +35,14 @@ _SETTINGS = {
     "statistics": 0,
     "tag_index": 0,
     "disk_min_file_size": 1 << 62,  # every value inside the database
-    # A rollback journal, unlike the write-ahead log, can be read where nothing can be
-    # written, while another machine writes. FULL: what was acknowledged survives a
-    # loss of power. No memory map: a cut database is an error, not a crash.
+    # A rollback journal, unlike a write-ahead log, can be read from a read-only folder while
+    # another machine writes. FULL: acknowledged writes survive a loss of power. No memory map: a
+    # truncated database is an error, not a crash.
     "sqlite_journal_mode": "truncate",
     "sqlite_synchronous": 2,
     "sqlite_mmap_size": 0,
 }
-# mode 1 is diskcache's MODE_RAW: rows of any other kind are not seen at all
+# mode 1 is diskcache's MODE_RAW; other rows are ignored
 _OURS = "FROM Cache WHERE raw = 1 AND mode = 1 AND filename IS NULL AND typeof(value) = 'blob'"
 _GET = f"SELECT value {_OURS} AND key = ?"
 _GET_MANY = f"SELECT key, value {_OURS} AND key IN"
@@ -53,14 +52,14 @@ _PAGE = (
 )
 _TABLE = "SELECT rowid, CAST(key AS BLOB), length(value) FROM Cache NOT INDEXED WHERE raw = 1"
 _BY_KEY = "Cache_key_raw"
-"""The database's index of keys; the table has them, too, and either may be damaged."""
+"""The database's index of keys, which can be damaged when the table is not, or the reverse."""
 
 
 class BytesDisk(diskcache.Disk):  # type: ignore[misc]  # diskcache has no annotations
-    """Reads and writes text keys and bytes values; refuses whatever would be unpickled."""
+    """Reads and writes text keys and bytes values; refuses pickled ones."""
 
     def put(self, key: object) -> tuple[str, bool]:
-        """Return the database's key and whether it is stored as it is."""
+        """Return the database's key, and whether it is stored without pickling."""
         if type(key) is not str:
             raise StoreError(f"index keys are text, not {type(key).__name__}")
         return key, True
@@ -72,7 +71,7 @@ class BytesDisk(diskcache.Disk):  # type: ignore[misc]  # diskcache has no annot
         return key
 
     def store(self, value: object, read: object, key: object = None) -> tuple[Any, ...]:  # noqa: ARG002
-        """Return size, mode, file name and value of the row to be written."""
+        """Return size, mode, file name and value of the row to write."""
         if read or type(value) is not bytes:
             raise StoreError(f"index values are bytes, not {type(value).__name__}")
         return 0, _RAW, None, value
@@ -84,17 +83,17 @@ class BytesDisk(diskcache.Disk):  # type: ignore[misc]  # diskcache has no annot
         return value
 
     def remove(self, file_path: str) -> None:
-        """Remove nothing: no row of ours has a file, and a planted one names any."""
+        """Remove nothing: no row of ours has a file, and a planted row could name any file."""
 
 
 class IndexRows:
-    """The rows as seen inside one write transaction."""
+    """The rows in one write transaction."""
 
     def __init__(self, cache: Any) -> None:
         self._cache = cache
 
     def get(self, key: str) -> bytes | None:
-        """Return a row's value, None where there is none or it is not ours."""
+        """Return a row's value; None if there is none, or it is foreign."""
         try:
             value: bytes | None = self._cache.get(key)
         except StoreError:
@@ -110,11 +109,11 @@ class IndexRows:
         self._cache.delete(key)
 
     def rebuild(self, own: Sequence[str]) -> list[object]:
-        """Make the database's index anew from its table, the newest row of each key.
+        """Rebuild the database's index from its table, with the newest row of each key.
 
-        Return the values of the other rows, and of those whose keys are none and not in ``own``.
+        Return the values of removed rows: older ones, and those with damaged keys not in ``own``.
         """
-        run = self._cache._sql  # noqa: SLF001  within the transaction; diskcache offers no other
+        run = self._cache._sql  # noqa: SLF001  diskcache has no public SQL inside a transaction
         run(f"DROP INDEX IF EXISTS {_BY_KEY}")
         kept, gone = set[str](), list[object]()
         for row, key, _ in run(f"{_TABLE} ORDER BY rowid DESC").fetchall():
@@ -128,7 +127,7 @@ class IndexRows:
 
 
 class Head(NamedTuple):
-    """A row without the rest of a long value."""
+    """The beginning of a row's value, and the whole value's bytes."""
 
     key: str
     start: bytes
@@ -141,7 +140,7 @@ class Index:
     Parameters
     ----------
     folder
-        Where the database lies. It is made by the first transaction.
+        Folder of the database, which the first transaction creates.
     read_only
         Never write, not even a lock file.
 
@@ -166,7 +165,7 @@ class Index:
             with store_errors(folder):
                 make_private_folder(folder)
             if not os.access(folder, os.W_OK):
-                raise StoreError(f"{folder} may not be written; open the store read_only")
+                raise StoreError(f"{folder} is not writable; open the store read_only")
 
     def get(self, key: str) -> bytes | None:
         """Return a row's value, or None."""
@@ -174,21 +173,21 @@ class Index:
         return rows[0][0] if rows else None
 
     def get_many(self, keys: Sequence[str]) -> dict[str, bytes]:
-        """Return the values of those rows that are there, in one query."""
+        """Return the values of existing rows, in one query."""
         return dict(self._query(f"{_GET_MANY} ({','.join('?' * len(keys))})", *keys))
 
     def page(self, prefix: str, after: str, start: int) -> list[Head]:
-        """Return the next rows, by key: at most 1000, and of each value ``start`` bytes.
+        """Return the next rows by key, at most 1000, with the first ``start`` bytes of each value.
 
-        Keys are ASCII; those of the page begin with ``prefix`` and come behind ``after``.
+        Their keys begin with ``prefix`` and sort after ``after``.
         """
         rows = self._query(_PAGE, start, after, prefix, prefix + "\x7f")
         return [Head(*row) for row in rows]
 
     def damaged(self, own: Sequence[str]) -> list[Key]:
-        """Return the table's keys that are none and not in ``own``, a byte a character.
+        """Return the table's damaged keys not in ``own``, one character for each byte.
 
-        Where there are none, and the index has other keys than the table: the index.
+        If there are none but index and table differ, return the name of the index.
         """
         rows = [Key(_name_of(key), nbytes or 0) for _, key, nbytes in self._query(_TABLE)]
         found = [row for row in rows if not (is_key(row.name) or row.name in own)]
@@ -198,7 +197,7 @@ class Index:
 
     @contextmanager
     def transaction(self) -> Iterator[IndexRows]:
-        """Hold the only write lock; what is written inside happens wholly or not at all.
+        """Hold the write lock; writes in the block are atomic.
 
         Raises
         ------
@@ -220,8 +219,8 @@ class Index:
             except (diskcache.Timeout, *_DAMAGE) as error:
                 raise self._error(error) from error
             finally:
-                # diskcache keeps a connection a thread, and an open transaction on it
-                # when a commit fails; closing ends both.
+                # diskcache keeps a connection for each thread, with an open transaction after
+                # a failed commit; closing ends both.
                 self._cache.close()
 
     def close(self) -> None:
@@ -242,7 +241,7 @@ class Index:
             cache.close()
         except (diskcache.Timeout, *_DAMAGE) as error:
             raise self._error(error) from error
-        except Exception as error:  # diskcache trusts the settings that it finds there
+        except Exception as error:  # diskcache does not check the settings in the database
             raise StoreError(
                 f"{self._file} is no index of ragkv's ({error!r}): remove the folder "
                 f"{folder.parent} and precompute again"
@@ -258,12 +257,12 @@ class Index:
                 return connection.execute(statement, arguments).fetchall() if connection else []
             except _DAMAGE as error:
                 self._disconnect()
-                if "no such table" in str(error):  # another process is just making it
+                if "no such table" in str(error):  # another process is creating it
                     return []
                 raise self._error(error) from error
 
     def _connected(self) -> sqlite3.Connection | None:
-        """Return this process's connection to the file that lies there now, if one does."""
+        """Return this process's connection to the current file, if there is one."""
         with store_errors(self._file):
             try:
                 place = self._file.stat()
@@ -273,7 +272,7 @@ class Index:
         to = os.getpid(), place.st_dev, place.st_ino
         if self._connection is None or self._connected_to != to:
             self._disconnect()
-            # a crashed writer's transaction is rolled back by the next who may write
+            # the next writer rolls back a crashed writer's transaction
             mode = "ro" if self._read_only else "rw"
             self._connection = sqlite3.connect(
                 f"{self._file.absolute().as_uri()}?mode={mode}",
@@ -296,8 +295,8 @@ class Index:
         if isinstance(error, diskcache.Timeout) or _code_of(error) == sqlite3.SQLITE_BUSY:
             return StoreError(f"{self._file} stayed locked by another process")
         return StoreError(
-            f"cannot use {self._file}: {error}. Open the store read_only if it may not be "
-            "written; if it is damaged, mend it by `ragkv store verify --heal`, or remove the "
+            f"cannot use {self._file}: {error}. Open the store read_only if it is not "
+            "writable; if it is damaged, repair it with `ragkv store verify --heal`, or remove the "
             f"folder {self._file.parent.parent} and precompute again"
         )
 
@@ -307,7 +306,7 @@ def _name_of(key: bytes | None) -> str:
 
 
 def _open_cache(folder: Path) -> Any:
-    """Return diskcache's view of a folder; while it opens it does not always wait for a lock."""
+    """Return diskcache's cache of a folder; its constructor does not always wait for a lock."""
     deadline = time.monotonic() + LOCK_TIMEOUT_S
     while True:
         try:
@@ -319,15 +318,15 @@ def _open_cache(folder: Path) -> Any:
 
 
 def _create(file: Path) -> None:
-    """See that a database is there; SQLite gives its journal the same mode."""
-    # POSIX locks are the process's: closing any descriptor of a file ends those of all
-    # connections to it. So none is opened of a database that may be in use.
+    """Create a missing database; SQLite gives its journal the same mode."""
+    # POSIX locks belong to the process: closing any descriptor of a file releases those of all
+    # its connections. Therefore no database in use is opened here.
     with _creating, suppress(FileExistsError):
         os.close(os.open(file, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
 
 
 def _code_of(error: BaseException | None) -> int | None:
-    """Return SQLite's code of the first error: a failed rollback hides what it rolls back."""
+    """Return SQLite's code of the first error: a failed rollback hides its cause."""
     code = None
     while error is not None:
         code = getattr(error, "sqlite_errorcode", code)

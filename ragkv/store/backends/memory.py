@@ -1,4 +1,4 @@
-"""A dictionary of this process."""
+"""A dictionary in this process."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from ragkv.errors import StoreError, StoreFullError
-from ragkv.model.memory import pinned, pinned_bytes
-from ragkv.store.backends.base import Backend, Blob, Bytes, Key, check_key, length_of
+from ragkv.model.workspace import pinned, pinned_bytes
+from ragkv.store.backends.backend import Backend, Blob, Bytes, Key, check_key, length_of
 
 ROW_BYTES = 4096
-"""Values up to this length are neither counted nor refused: a store's own rows."""
+"""Values up to this length, a store's own rows, do not count towards the budget."""
 
 
 class MemoryBackend(Backend):
@@ -22,13 +22,13 @@ class MemoryBackend(Backend):
     Parameters
     ----------
     place
-        What several backends share to see each other's values; None for a place of its own.
+        Values that several backends share; None for its own.
     budget
         Bytes of all large values; None for no limit.
     pin
         Keep large values in pinned memory, for asynchronous copies to a GPU.
     private
-        Nobody else changes the values: entries are not verified when they are read.
+        No other backend changes the values: entries are not verified when they are read.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class MemoryBackend(Backend):
         return self.place.nbytes
 
     def get(self, key: str) -> Blob | None:
-        """Return the value itself where the place is private, otherwise a copy."""
+        """Return the value itself if it is private, otherwise a copy."""
         value = self._open().values.get(key)
         return value if self.private or value is None else bytearray(value)
 
@@ -89,7 +89,7 @@ class MemoryBackend(Backend):
             return True
 
     def listed(self, prefix: str, after: str = "") -> Iterator[Key]:
-        """Yield what is there at the time of the call."""
+        """Yield the keys at the time of the call."""
         place = self._open()
         with place.lock:
             first = max(bisect_left(place.keys, prefix), bisect_right(place.keys, after))
@@ -97,7 +97,7 @@ class MemoryBackend(Backend):
             return iter([Key(key, len(place.values[key])) for key in place.keys[first:last]])
 
     def close(self) -> None:
-        """Drop a place of its own; a shared one stays."""
+        """Drop the values; shared ones stay with the other backends."""
         self._closed = True
         self.place = Place()
 
@@ -117,7 +117,7 @@ class MemoryBackend(Backend):
             return True
 
     def _taken(self, nbytes: int) -> int:
-        """Return what a value of this length takes of the budget."""
+        """Return the share of the budget that a value of this length takes."""
         if nbytes <= ROW_BYTES:
             return 0
         return pinned_bytes(nbytes) if self._pin else nbytes

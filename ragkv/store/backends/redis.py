@@ -1,4 +1,4 @@
-"""Redis and Valkey: one string a value, and an ordered set of the keys."""
+"""Redis and Valkey: a string for each value, and a sorted set of the keys."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from itertools import islice
 from typing import Any
 
 from ragkv.errors import MissingDependencyError, StoreError, StoreFullError, install_command
-from ragkv.store.backends.base import (
+from ragkv.store.backends.backend import (
     Backend,
     Blob,
     Bytes,
@@ -21,14 +21,14 @@ from ragkv.store.backends.base import (
 )
 
 LARGEST_VALUE = (512 << 20) - 1024
-"""Bytes. Redis takes strings of 512 MB, and a request as long (``proto-max-bulk-len``)."""
+"""Bytes. Redis limits strings, and requests by ``proto-max-bulk-len``, to 512 MB."""
 
 CONNECT_TIMEOUT_S = 3.0
 TIMEOUT_S = 5.0
-"""How long one answer may take. ``?socket_timeout=`` in the URL changes it."""
+"""Seconds for one response. ``?socket_timeout=`` in the URL changes it."""
 
 _ENCODING = "latin-1"
-"""Of keys, which are ASCII: a damaged one may have any byte."""
+"""Encoding of keys: valid ones are ASCII, a damaged one can have any byte."""
 _BATCH_KEYS = 256
 _PAGE = 1000
 
@@ -48,8 +48,8 @@ class RedisBackend(Backend):
 
     Notes
     -----
-    The server must not evict keys (``maxmemory-policy noeviction``): an evicted value is a
-    miss, and precomputed again. Durability is the server's, see its ``appendfsync``.
+    The server should not evict keys (``maxmemory-policy noeviction``): an evicted value is a miss,
+    which has to be precomputed again. The server's ``appendfsync`` decides on durability.
     """
 
     remote = True
@@ -122,10 +122,10 @@ class RedisBackend(Backend):
             )
 
     def put_if_absent(self, key: str, parts: Sequence[Bytes]) -> bool:
-        """Write a value unless there is one, which the server decides."""
+        """Write a value unless there is one; the server makes this atomic."""
         value = self._joined(key, parts)
         with self._errors():
-            # the key first: one without a value is no harm, a value without one is not listed
+            # the key first: it is harmless without a value, a value without it is not listed
             self._client.zadd(self._keys, {key: 0})
             return bool(self._client.set(self._name(key), value, nx=True))
 
@@ -138,7 +138,7 @@ class RedisBackend(Backend):
             return bool(pipe.execute()[0])
 
     def listed(self, prefix: str, after: str = "") -> Iterator[Key]:
-        """Yield keys by pages of the ordered set, a byte a character."""
+        """Yield keys by pages of the sorted set, one character for each byte."""
         low: str | bytes = f"({after}" if after >= prefix else f"[{prefix}"
         low, high = low if after or prefix else "-", f"({prefix}\x7f" if prefix else "+"
         page = [b""] * _PAGE
@@ -184,7 +184,7 @@ class RedisBackend(Backend):
 
 
 def _without_password(url: str) -> str:
-    """Remove user and password: a password may have any character, or stand in the options."""
+    """Remove user and password; a password can contain any character, or be an option."""
     scheme, _, rest = url.partition("//")
     rest = re.split("[?&](?:username|password)=", rest)[0].rpartition("@")[2]
     return f"{scheme}//{rest.partition('?')[0]}"

@@ -1,4 +1,4 @@
-"""S3 and what speaks its protocol: one object for each value, through obstore."""
+"""S3 and compatible servers: one object for each value, through obstore."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from urllib.parse import parse_qsl, urlsplit
 
 from ragkv.errors import ConfigError, MissingDependencyError, StoreError, install_command
 from ragkv.model.pool import Pool
-from ragkv.store.backends.base import Backend, Bytes, Key, Outage, check_key
+from ragkv.store.backends.backend import Backend, Bytes, Key, Outage, check_key
 
 TIMEOUT = timedelta(seconds=30)
 THREADS = 16
-"""Requests at once where many small values are read."""
+"""Concurrent requests for many small values."""
 
 _BACKOFF = {"init_backoff": timedelta(milliseconds=50), "max_backoff": timedelta(seconds=1)}
 _RETRIES: Any = {"max_retries": 2, "backoff": _BACKOFF | {"base": 2}}
@@ -28,15 +28,14 @@ class S3Backend(Backend):
     Parameters
     ----------
     store
-        An obstore store whose keys all belong to this backend, such as
-        :func:`open_s3` makes.
+        An obstore store whose keys all belong to this backend, see :func:`open_s3`.
     place
-        What errors call it.
+        The store's name in errors.
 
     Notes
     -----
-    Writes are atomic, and seen at once by every reader: S3 and its kin promise both. The
-    server must know conditional writes (``If-None-Match``).
+    S3 promises that writes are atomic and immediately visible to every reader. The server must
+    support conditional writes (``If-None-Match``).
     """
 
     remote = True
@@ -53,7 +52,7 @@ class S3Backend(Backend):
         self._closed = False
 
     def get(self, key: str) -> bytearray | None:
-        """Read an object into memory that may be written to."""
+        """Read an object into writable memory."""
         with self._errors():
             try:
                 return bytearray(self._obstore.get(self._store, key).bytes())
@@ -66,7 +65,7 @@ class S3Backend(Backend):
             return self._pool.map(self.get, keys)
 
     def size(self, key: str) -> int | None:
-        """Ask for the object's length."""
+        """Return the object's length."""
         with self._errors():
             try:
                 return int(self._obstore.head(self._store, key)["size"])
@@ -74,12 +73,12 @@ class S3Backend(Backend):
                 return None
 
     def put(self, key: str, parts: Sequence[Bytes]) -> None:
-        """Write an object; a large one in several requests, and at once all the same."""
+        """Write an object atomically; a large one takes several requests."""
         with self._errors():
             self._obstore.put(self._store, check_key(key), b"".join(parts))
 
     def put_if_absent(self, key: str, parts: Sequence[Bytes]) -> bool:
-        """Write an object on the condition that there is none."""
+        """Write an object if there is none."""
         with self._errors():
             try:
                 self._obstore.put(self._store, check_key(key), b"".join(parts), mode="create")
@@ -88,7 +87,7 @@ class S3Backend(Backend):
             return True
 
     def delete(self, key: str) -> bool:
-        """Remove an object; of several callers at once more than one may get True."""
+        """Remove an object; several concurrent callers can get True."""
         if self.size(key) is None:
             return False
         with self._errors():
@@ -99,17 +98,17 @@ class S3Backend(Backend):
             return True
 
     def listed(self, prefix: str, after: str = "") -> Iterator[Key]:
-        """List a folder behind ``after``; S3 lists in the order of keys."""
-        folder = prefix.rpartition("/")[0] or None  # obstore knows whole names as prefixes
+        """List a folder after ``after``; S3 lists in the order of keys."""
+        folder = prefix.rpartition("/")[0] or None  # obstore's prefixes are whole names
         with self._errors():
             pages = self._obstore.list(self._store, folder, offset=after or None, chunk_size=1000)
             for page in pages:
                 for found in page:
-                    if found["path"] and found["path"].startswith(prefix):  # "": a folder's mark
+                    if found["path"] and found["path"].startswith(prefix):  # "" marks a folder
                         yield Key(found["path"], found["size"])
 
     def close(self) -> None:
-        """Let go of the store."""
+        """End the threads; obstore has nothing to close."""
         self._closed = True
         self._pool.shutdown()
 
@@ -120,7 +119,7 @@ class S3Backend(Backend):
         with self._outage.noted():
             try:
                 yield
-            except StoreError:  # an OSError, too: of another call, whose keys this one reads
+            except StoreError:  # an OSError, from the iterator of keys
                 raise
             except (self._errors_of.BaseError, OSError) as error:
                 reason = str(error).partition("\n")[0]
@@ -137,7 +136,7 @@ def open_s3(url: str, name: str) -> S3Backend:
         (``AWS_ACCESS_KEY_ID``, ``AWS_SECRET_ACCESS_KEY``, ``AWS_REGION``,
         ``AWS_ENDPOINT_URL``), the last two also from the URL: ``?endpoint=…&region=…``.
     name
-        Whose values these are: a folder below the prefix.
+        Folder of the namespace below the prefix.
 
     Raises as :func:`ragkv.store.open_store`.
     """
@@ -164,5 +163,5 @@ def open_s3(url: str, name: str) -> S3Backend:
     except BaseError as error:
         raise StoreError(f"{url} cannot be opened: {error}") from error
     backend = S3Backend(store, url)
-    next(backend.scan(""), None)  # the bucket is there, and may be listed
+    next(backend.scan(""), None)  # fails unless the bucket exists and can be listed
     return backend

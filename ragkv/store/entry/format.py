@@ -1,10 +1,9 @@
-"""The entry format: one chunk in one safetensors file that proves its own bytes.
+"""The entry format: one chunk in one safetensors file with checksums.
 
-See ``docs/store-format.md``. The data area begins with the layers, one tensor each: a
-layer's keys and values are one range of bytes, and reading the file from front to back
-delivers the layers in the order in which a forward pass wants them. A checksum per layer
-lets one layer be read and trusted alone (:func:`open_entry`); the header's own
-checksum covers those and every other header field.
+See ``docs/store-format.md``. The data area begins with the layers, one tensor each, in the order of
+a forward pass; a layer's keys and values are one range of bytes. Each layer has a checksum, so that
+it can be read and verified on its own (:func:`open_entry`). The header's checksum covers these and
+every other header field.
 """
 
 from __future__ import annotations
@@ -15,41 +14,35 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
-import torch
-from xxhash import xxh3_128
 
 from ragkv.chunk.kv import ChunkKV
 from ragkv.errors import StoreError
 from ragkv.model.fingerprint import Fingerprint
-from ragkv.model.memory import uninitialised
 from ragkv.prompt.tokens import IntArray
-from ragkv.store.backends.base import Blob
-from ragkv.store.base import Found
-from ragkv.store.entry.codecs import codec_of
-from ragkv.store.entry.codecs.base import Part
+from ragkv.store.backends.backend import Blob
+from ragkv.store.entry.codecs import Part, codec_of
 from ragkv.store.entry.header import (
     DTYPES,
     NO_VERSION,
     Header,
     RefusedEntryError,
     checksum_of,
+    layer_checksum,
     read_header,
 )
-from ragkv.store.entry.lazy import CorruptEntryError, LazyKV
+from ragkv.store.entry.lazy import CorruptEntryError, LayerReader, LazyKV
+from ragkv.store.types import Found
 
 logger = logging.getLogger(__name__)
 
 _DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
-ByteArray = npt.NDArray[np.uint8]
-_BLOCK = 1 << 21  # bytes that are still in the processor's cache when they are hashed
-_MANY_BYTES = 1 << 25  # from here memory is fresh from the system: threads share its first touch
+_MANY_BYTES = 1 << 25  # from this size on, threads share the page faults of fresh memory
 _THREADS = min(4, os.cpu_count() or 1)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Encoded:
-    """An entry ready to be written: :meth:`parts` one after the other, ``nbytes`` in all."""
+    """An entry to write: :meth:`parts` one after the other, ``nbytes`` in all."""
 
     header: bytes
     layers: Sequence[Sequence[Part]]
@@ -72,15 +65,15 @@ def encode(entry: ChunkKV, fingerprint: Fingerprint, version: str = NO_VERSION) 
     Raises
     ------
     StoreError
-        The fingerprint names an unknown codec, or another dtype than the tensors have; or
-        the codec cannot keep these numbers.
+        The fingerprint names an unknown codec or another dtype than the tensors', or the codec
+        cannot store these numbers.
     ValueError
         The entry's arrays do not fit together.
     """
     codec = codec_of(fingerprint.codec)
     _check(entry, fingerprint)
     keys, values = entry.keys, entry.values
-    if codec.lossless:  # all at once to the host; what is quantised crosses as codes
+    if codec.lossless:  # copy all layers at once; quantised layers are copied as codes
         keys, values = keys.cpu(), values.cpu()
     layers = [codec.encode(*layer) for layer in zip(keys, values, strict=True)]
     token_bytes = (
@@ -110,20 +103,20 @@ def decode(
     copy: bool = False,
     place: object = "",
 ) -> Found[ChunkKV]:
-    """Return the entry in ``buffer`` if every byte of it holds and it is the wanted one.
+    """Return the entry in ``buffer`` if it is whole and the required one, else the reason.
 
     Parameters
     ----------
     buffer
         The file's bytes. Writable unless ``copy``, such as a copy-on-write mapping.
     text, fingerprint, version
-        What the entry must be of; ``version`` is the header's field.
+        The required ones; ``version`` is the header's field.
     copy
         False: raw tensors are views into ``buffer``, which they keep alive.
-        True: they own their memory, and it is the copy that was verified, so that nothing
-        that happens to ``buffer`` later can matter. Other codecs' always do.
+        True: they own their memory, whose copy was verified, so that later changes of ``buffer``
+        do not matter. Tensors of other codecs always do.
     place
-        Where the bytes come from, for the log.
+        Name of the bytes' place, for the log.
     """
     try:
         return Found(open_entry(buffer, text, fingerprint, version, copy=copy).whole())
@@ -141,39 +134,30 @@ def open_entry(
     copy: bool = False,
     trusted: bool = False,
 ) -> LazyKV:
-    """Return the entry with its layers still to be verified; arguments as in :func:`decode`.
+    """Return the entry with unverified layers; arguments as in :func:`decode`.
 
-    ``trusted``: nobody else can change ``buffer``, and raw layers in place need no verification.
+    ``trusted``: nothing else can change ``buffer``, so raw layers in place need no verification.
 
     Raises
     ------
     RefusedEntryError
-        The header, the tokens or the length do not hold, or it is not the wanted entry.
+        The header, the tokens or the length are wrong, or it is another entry.
     """
-    view = memoryview(buffer).cast("B")
-    header, start = read_header(view)
+    header, start = read_header(buffer)
     check_wanted(header, text, fingerprint, version)
-    data = view[start:]
+    data = memoryview(buffer).cast("B")[start:]
     tokens = tokens_in(bytes(data[header.kv_bytes :]), header)
     many = header.kv_bytes >= _MANY_BYTES and fingerprint.codec == "raw"
     return LazyKV(
         header.text,
         tokens,
-        _LayerReader(data, header, copy=copy, trusted=trusted),
+        LayerReader(data, header, copy=copy, trusted=trusted),
         threads=_THREADS if many and not trusted else 1,
     )
 
 
-def layer_checksum(parts: Sequence[Part]) -> str:
-    """Return 32 hexadecimal digits of xxh3_128 over a layer's bytes."""
-    state = xxh3_128()
-    for part in parts:
-        state.update(part)
-    return state.hexdigest()
-
-
 def tokens_in(data: bytes, header: Header) -> tuple[IntArray, IntArray]:
-    """Verify the bytes behind the layers; return ``token_ids`` and ``offsets``."""
+    """Verify the bytes after the layers; return ``token_ids`` and ``offsets``."""
     if checksum_of(data) != header.token_checksum:
         raise RefusedEntryError("checksum", "the tokens' checksum does not hold")
     integers = np.frombuffer(data, dtype="<i4").astype(np.int32)
@@ -188,60 +172,6 @@ def check_wanted(header: Header, text: str, fingerprint: Fingerprint, version: s
         raise RefusedEntryError("tokens", "the entry belongs to another text")
     if header.version != version:
         raise RefusedEntryError("format", "the entry is another version of its chunk")
-
-
-class _LayerReader:
-    """The layers of an entry in a buffer: see :class:`ragkv.store.entry.lazy.LayerSource`."""
-
-    def __init__(self, data: memoryview, header: Header, *, copy: bool, trusted: bool) -> None:
-        self.shape = header.shape
-        self.dtype = DTYPES[header.dtype]
-        self.codec = codec_of(header.fingerprint.codec)
-        self._data, self._header = data, header
-        self._in_place = not copy and self.codec.name == "raw"
-        self.stays = trusted and self._in_place
-
-    def allocate(self) -> torch.Tensor:
-        """Return fresh memory, or the buffer's where raw numbers may stay there."""
-        if not self._in_place:
-            return uninitialised(self.shape, self.dtype)
-        kv = np.frombuffer(self._data, dtype=np.uint8, count=self._header.kv_bytes)
-        return torch.from_numpy(kv).view(self.dtype).view(self.shape)
-
-    def read_layer(self, layer: int, out: torch.Tensor) -> None:
-        """Verify a layer and decode it; a raw one is hashed where it goes to, or lies."""
-        if self.stays:
-            return
-        if self._in_place:
-            if layer_checksum([self._bytes(layer)]) != self._header.layer_checksums[layer]:
-                raise _refused(layer)
-        elif self.codec.name == "raw":
-            self._copy(layer, out.view(-1).view(torch.uint8).numpy())
-        else:
-            copied = np.empty(len(self._bytes(layer)), dtype=np.uint8)
-            self._copy(layer, copied)
-            self.codec.decode(copied.data, out)
-
-    def read_raw(self, layer: int, out: torch.Tensor) -> None:
-        """Verify a layer and copy its stored bytes."""
-        self._copy(layer, out.numpy()[: len(self._bytes(layer))])
-
-    def _bytes(self, layer: int) -> memoryview:
-        return self._data[self._header.spans[layer]]
-
-    def _copy(self, layer: int, out: ByteArray) -> None:
-        """Copy a layer's bytes block by block, hashing the copy while it is hot."""
-        source, state = np.frombuffer(self._bytes(layer), dtype=np.uint8), xxh3_128()
-        for start in range(0, len(source), _BLOCK):
-            block = out[start : start + _BLOCK]
-            block[:] = source[start : start + _BLOCK]
-            state.update(block.data)
-        if state.hexdigest() != self._header.layer_checksums[layer]:
-            raise _refused(layer)
-
-
-def _refused(layer: int) -> RefusedEntryError:
-    return RefusedEntryError("checksum", f"layer {layer}'s checksum does not hold")
 
 
 def _check(entry: ChunkKV, fingerprint: Fingerprint) -> None:

@@ -1,8 +1,9 @@
-"""The header of an entry's file: safetensors' own, with a checksum over all of it."""
+"""The header of an entry's file: that of safetensors, with a checksum over all of it."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from itertools import accumulate, pairwise
@@ -10,13 +11,15 @@ from typing import Any
 
 import torch
 from blake3 import blake3
+from xxhash import xxh3_128
 
 from ragkv.errors import StoreError
 from ragkv.model.fingerprint import Fingerprint, hash_threads
-from ragkv.store.entry.codecs import codec_of
+from ragkv.store.backends.backend import Blob
+from ragkv.store.entry.codecs import Part, codec_of
 
 FORMAT_VERSION = 2
-"""Version that is written, and the only one that is read."""
+"""The version that is written, and the only one that is read."""
 
 DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32, "F64": torch.float64}
 """Dtypes of keys and values by safetensors' name."""
@@ -26,7 +29,7 @@ _MANY_BYTES = 1 << 18  # below this, starting hash threads costs more than they 
 
 
 class RefusedEntryError(Exception):
-    """The bytes are no entry that may be used; ``reason`` as in :class:`Found`."""
+    """The bytes are no usable entry; ``reason`` as in :class:`ragkv.store.types.Found`."""
 
     def __init__(self, reason: str, detail: str) -> None:
         super().__init__(detail)
@@ -34,19 +37,19 @@ class RefusedEntryError(Exception):
 
 
 NO_VERSION = "[]"
-"""The field ``versions`` of a chunk's own entry."""
+"""The field ``version`` of a chunk's own entry."""
 
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """All that is known of an entry before its tensors are read.
+    """Everything about an entry except its tensors.
 
     Attributes
     ----------
     text
         The chunk's text.
     fingerprint
-        Everything else that the entry depends on, its codec among them.
+        Everything else that the entry depends on, codec included.
     dtype
         safetensors' name of the dtype of keys and values: BF16, F16, F32 or F64.
     shape
@@ -54,12 +57,12 @@ class Header:
     token_checksum
         blake3 of the bytes of ``token_ids`` and ``offsets``.
     layer_sizes
-        Bytes of each layer, as the codec made them.
+        Bytes of each encoded layer.
     layer_checksums
         xxh3_128 of each layer's bytes.
     version
-        What is known of a contextual version, as JSON without blanks, see
-        :mod:`ragkv.store.versions.stored`; ``NO_VERSION`` of a chunk's own entry.
+        A contextual version's fields as canonical JSON, see :mod:`ragkv.store.stored_versions`;
+        ``NO_VERSION`` for a chunk's own entry.
     """
 
     text: str
@@ -88,7 +91,7 @@ class Header:
 
     @property
     def spans(self) -> list[slice]:
-        """Where each layer's bytes lie in the data area."""
+        """Each layer's bytes in the data area."""
         ends = accumulate(self.layer_sizes, initial=0)
         return [slice(start, end) for start, end in pairwise(ends)]
 
@@ -99,7 +102,7 @@ class Header:
             "__metadata__": {
                 "ragkv": str(FORMAT_VERSION),
                 "fingerprint": canonical(asdict(self.fingerprint)),
-                # unlike UTF-8 and JSON, this keeps lone surrogates, even two in a row
+                # unlike UTF-8 and JSON, this preserves lone surrogates, even two in a row
                 "text": self.text.encode("unicode_escape").decode("ascii"),
                 "dtype": self.dtype,
                 "shape": canonical(self.shape),
@@ -118,7 +121,7 @@ class Header:
         return table
 
     def to_bytes(self) -> bytes:
-        """Return the file's first bytes, up to the data area, which they align."""
+        """Return the file's first bytes, padded to align the data area."""
         return sealed(self.table())
 
 
@@ -128,27 +131,32 @@ def layer_name(layer: int) -> str:
 
 
 def sealed(table: dict[str, Any]) -> bytes:
-    """Return safetensors' header of a table, its checksum added, padded for alignment."""
+    """Return safetensors' header of a table with its checksum, padded for alignment."""
     table["__metadata__"]["checksum"] = checksum_of(canonical(table).encode())
     header = json.dumps(table, separators=(",", ":")).encode()
     header += b" " * (-(len(header) + 8) % _ALIGNMENT)
     return len(header).to_bytes(8, "little") + header
 
 
-def unsealed(view: memoryview) -> tuple[dict[str, Any], int]:
-    """Parse a header and verify its checksum.
+def unsealed(head: bytes) -> dict[str, Any]:
+    """Parse a file's first bytes, up to the data area, and verify their checksum.
 
     Returns
     -------
-    table, start
-        safetensors' header without ``checksum``; where the data area begins.
+    dict
+        safetensors' header without ``checksum``.
 
     Raises
     ------
     RefusedEntryError
         The header is torn, of another version or format, or its checksum fails.
     """
-    table, start = _parse(view)
+    try:
+        table = json.loads(head[8:].decode())
+    except (ValueError, RecursionError) as error:
+        raise RefusedEntryError("unreadable", "no safetensors header") from error
+    if not isinstance(table, dict):
+        raise RefusedEntryError("unreadable", "no safetensors header")
     metadata = table.get("__metadata__")
     if not isinstance(metadata, dict) or "ragkv" not in metadata:
         raise RefusedEntryError("format", "a safetensors file, but no ragkv entry")
@@ -156,30 +164,25 @@ def unsealed(view: memoryview) -> tuple[dict[str, Any], int]:
         raise RefusedEntryError(
             "format", f"entry format {metadata['ragkv']!r}; this ragkv reads {FORMAT_VERSION}"
         )
-    checksum = metadata.pop("checksum", None)
-    if checksum != checksum_of(canonical(table).encode()):
+    if metadata.pop("checksum", None) != checksum_of(canonical(table).encode()):
         raise RefusedEntryError("checksum", "the header's checksum does not hold")
-    return table, start
+    return table
 
 
-def read_header(view: memoryview, size: int | None = None) -> tuple[Header, int]:
-    """Parse and verify a file's header; return it and where the data area starts.
-
-    Parameters
-    ----------
-    view
-        The file's first bytes, the whole header at least.
-    size
-        Bytes of the file; None where ``view`` is all of it.
+def read_header(blob: Blob) -> tuple[Header, int]:
+    """Parse and verify an entry's header; return it and where the data area starts.
 
     Raises
     ------
     RefusedEntryError
-        The file is torn, of another format, or the header's checksum fails.
+        The entry is torn, of another format, or the header's checksum fails.
     """
-    start = _start(view)
+    view = memoryview(blob).cast("B")
+    start = int.from_bytes(view[:8], "little") + 8
+    if start > len(view):
+        raise RefusedEntryError("unreadable", "no safetensors header, or a file cut short")
     header = _header(bytes(view[:start]))
-    if (len(view) if size is None else size) != start + header.data_bytes:
+    if len(view) != start + header.data_bytes:
         raise RefusedEntryError("unreadable", "the file is shorter or longer than it says")
     return header, start
 
@@ -189,8 +192,8 @@ _WRONG_FIELDS = (LookupError, TypeError, ValueError, AttributeError, OverflowErr
 
 @lru_cache(maxsize=256)
 def _header(head: bytes) -> Header:
-    """Parse and verify the bytes up to the data area; known bytes need no second look."""
-    table, _ = unsealed(memoryview(head))
+    """Parse and verify the bytes before the data area; cached, since headers are read often."""
+    table = unsealed(head)
     try:
         metadata = table["__metadata__"]
         shape = tuple(json.loads(metadata["shape"]))
@@ -216,23 +219,27 @@ def _header(head: bytes) -> Header:
     return header
 
 
-def threads_for(nbytes: int) -> int:
-    """Return blake3's ``max_threads`` for so many bytes."""
-    return hash_threads() if nbytes >= _MANY_BYTES else 1
-
-
 def checksum_of(data: bytes | memoryview) -> str:
     """Return 32 hexadecimal digits of blake3."""
-    return blake3(data, max_threads=threads_for(len(data))).hexdigest(length=16)
+    threads = hash_threads() if len(data) >= _MANY_BYTES else 1
+    return blake3(data, max_threads=threads).hexdigest(length=16)
+
+
+def layer_checksum(parts: Sequence[Part]) -> str:
+    """Return 32 hexadecimal digits of xxh3_128 over a layer's bytes."""
+    state = xxh3_128()
+    for part in parts:
+        state.update(part)
+    return state.hexdigest()
 
 
 def canonical(value: object) -> str:
-    """Return the one JSON text of a value."""
+    """Return the canonical JSON of a value."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"))
 
 
 def _is_laid_out(header: Header) -> bool:
-    """Whether shape and sizes are possible, and the codec is known and makes such sizes."""
+    """Whether shape and sizes are possible and fit the codec."""
     codec = codec_of(header.fingerprint.codec)
     return (
         len(header.shape) == 5
@@ -242,25 +249,6 @@ def _is_laid_out(header: Header) -> bool:
         and all(type(size) is int and size > 0 for size in header.layer_sizes)
         and set(header.layer_sizes) == {codec.size(header.shape[1:], DTYPES[header.dtype])}
     )
-
-
-def _start(view: memoryview) -> int:
-    """Return where the data area begins."""
-    start = int.from_bytes(view[:8], "little") + 8
-    if start > len(view):
-        raise RefusedEntryError("unreadable", "no safetensors header, or a file cut short")
-    return start
-
-
-def _parse(view: memoryview) -> tuple[dict[str, Any], int]:
-    start = _start(view)
-    try:
-        table = json.loads(bytes(view[8:start]).decode())
-    except (ValueError, RecursionError) as error:
-        raise RefusedEntryError("unreadable", "no safetensors header") from error
-    if not isinstance(table, dict):
-        raise RefusedEntryError("unreadable", "no safetensors header")
-    return table, start
 
 
 def _tensor(dtype: str, shape: tuple[int, ...], start: int, end: int) -> dict[str, Any]:

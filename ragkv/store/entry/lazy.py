@@ -8,22 +8,25 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Protocol
 
+import numpy as np
+import numpy.typing as npt
 import torch
+from xxhash import xxh3_128
 
 from ragkv.chunk.kv import ChunkKV, CodedLayers, LayeredKV
-from ragkv.model.memory import pinned, uninitialised
 from ragkv.model.pool import Pool
+from ragkv.model.workspace import pinned, uninitialised
 from ragkv.prompt.tokens import IntArray
-from ragkv.store.entry.codecs.base import Codec
-from ragkv.store.entry.header import RefusedEntryError
+from ragkv.store.entry.codecs import codec_of
+from ragkv.store.entry.header import DTYPES, Header, RefusedEntryError, layer_checksum
 
 _ALIGNMENT = 16  # bytes, for a device that reads a layer in whole words
+_BLOCK = 1 << 21  # bytes that are still in the processor's cache when they are hashed
 
 
 class CorruptEntryError(Exception):
-    """A layer is corrupt or cannot be read; ``reason`` as in :class:`ragkv.store.base.Found`."""
+    """A layer is corrupt or cannot be read; ``reason`` as in :class:`ragkv.store.types.Found`."""
 
     def __init__(self, text: str, reason: str, detail: str) -> None:
         super().__init__(detail)
@@ -31,29 +34,42 @@ class CorruptEntryError(Exception):
         self.reason = reason
 
 
-class LayerSource(Protocol):
-    """An entry's stored layers; each call verifies what it reads.
+class LayerReader:
+    """The layers of an entry in a buffer. Each call verifies what it reads.
+
+    Parameters
+    ----------
+    data
+        The entry's data area.
+    copy
+        Copy raw layers out of the buffer and verify the copy.
+    trusted
+        Nothing else can change the buffer: raw layers in place need no verification.
 
     Attributes
     ----------
     shape
         ``[layers, 2, kv_heads, tokens, head_dim]``.
     dtype
-        Of the decoded numbers.
-    codec
-        The stored layers' codec.
+        The dtype of the decoded numbers.
     stays
         Whether :meth:`allocate` returns the stored numbers themselves, with nothing to verify.
     """
 
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-    codec: Codec
-    stays: bool
+    def __init__(self, data: memoryview, header: Header, *, copy: bool, trusted: bool) -> None:
+        self.shape = header.shape
+        self.dtype = DTYPES[header.dtype]
+        self.codec = codec_of(header.fingerprint.codec)
+        self._data, self._header = data, header
+        self._in_place = not copy and self.codec.name == "raw"
+        self.stays = trusted and self._in_place
 
     def allocate(self) -> torch.Tensor:
-        """Return memory for all decoded layers, of ``shape``; undefined."""
-        ...
+        """Return memory of ``shape`` for all decoded layers: the buffer's, or undefined."""
+        if not self._in_place:
+            return uninitialised(self.shape, self.dtype)
+        kv = np.frombuffer(self._data, dtype=np.uint8, count=self._header.kv_bytes)
+        return torch.from_numpy(kv).view(self.dtype).view(self.shape)
 
     def read_layer(self, layer: int, out: torch.Tensor) -> None:
         """Verify a layer and decode it into its part of :meth:`allocate`'s tensor.
@@ -61,21 +77,45 @@ class LayerSource(Protocol):
         Raises
         ------
         RefusedEntryError
-            It is corrupt.
+            The layer is corrupt.
         """
-        ...
+        if self.stays:
+            return
+        if self._in_place:
+            self._check(layer, layer_checksum([self._bytes(layer)]))
+        elif self.codec.name == "raw":
+            self._copy(layer, out.view(-1).view(torch.uint8).numpy())
+        else:
+            copied = np.empty(len(self._bytes(layer)), dtype=np.uint8)
+            self._copy(layer, copied)
+            self.codec.decode(copied.data, out)
 
     def read_raw(self, layer: int, out: torch.Tensor) -> None:
         """Verify a layer and copy its stored bytes to ``[bytes]`` uint8; raises as above."""
-        ...
+        self._copy(layer, out.numpy()[: len(self._bytes(layer))])
+
+    def _bytes(self, layer: int) -> memoryview:
+        return self._data[self._header.spans[layer]]
+
+    def _copy(self, layer: int, out: npt.NDArray[np.uint8]) -> None:
+        """Copy a layer's bytes block by block, and hash each block while it is cached."""
+        source, state = np.frombuffer(self._bytes(layer), dtype=np.uint8), xxh3_128()
+        for start in range(0, len(source), _BLOCK):
+            block = out[start : start + _BLOCK]
+            block[:] = source[start : start + _BLOCK]
+            state.update(block.data)
+        self._check(layer, state.hexdigest())
+
+    def _check(self, layer: int, checksum: str) -> None:
+        if checksum != self._header.layer_checksums[layer]:
+            raise RefusedEntryError("checksum", f"layer {layer}'s checksum does not hold")
 
 
 class LazyKV:
     """A chunk's cache that is read and verified layer by layer, on demand.
 
-    Several threads may request layers; each layer is read once, and nobody waits for another
-    layer than the requested one. Layers are decoded here, or stay encoded for a device that
-    decodes them itself.
+    Threads can share it: each layer is read once, and a thread waits only for the layer that it
+    requests. Layers are decoded here, or stay encoded for a device that decodes them.
 
     Parameters
     ----------
@@ -90,7 +130,7 @@ class LazyKV:
     """
 
     def __init__(
-        self, text: str, tokens: tuple[IntArray, IntArray], source: LayerSource, *, threads: int = 1
+        self, text: str, tokens: tuple[IntArray, IntArray], source: LayerReader, *, threads: int = 1
     ) -> None:
         self.text = text
         self.token_ids, self.offsets = tokens
@@ -104,9 +144,8 @@ class LazyKV:
         self._layer_locks = [threading.Lock() for _ in range(self.depth)]
         self._missing = self.depth
         self._seconds = 0.0
-        self._corrupt: tuple[str, str] | None = (
-            None  # not the exception: its frames would keep self alive
-        )
+        # not the exception: its frames would keep self alive
+        self._corrupt: tuple[str, str] | None = None
         self._on_loaded: Callable[[LayeredKV, float], None] | None = None
         self._on_corrupt: Callable[[RefusedEntryError], None] | None = None
 
@@ -116,14 +155,14 @@ class LazyKV:
         return math.prod(self._source.shape) * self._source.dtype.itemsize
 
     def on_loaded(self, callback: Callable[[LayeredKV, float], None]) -> None:
-        """Call back once all layers are loaded, with this entry and the seconds of reading.
+        """Set the callback for when all layers are loaded; it gets this entry and the seconds.
 
-        To be called before any layer is requested.
+        Call this before any layer is requested.
         """
         self._on_loaded = callback
 
     def on_corrupt(self, callback: Callable[[RefusedEntryError], None]) -> None:
-        """Call back for the first corrupt layer; to be called before any layer is requested."""
+        """Set the callback for the first corrupt layer; call this before any layer is requested."""
         self._on_corrupt = callback
 
     def layers(self, which: slice) -> tuple[torch.Tensor, torch.Tensor]:
@@ -132,7 +171,7 @@ class LazyKV:
         Raises
         ------
         CorruptEntryError
-            One of them, or any that was requested before, is corrupt or cannot be read.
+            One of them, or any requested earlier, is corrupt or cannot be read.
         """
         for index in range(self.depth)[which]:
             self.load(index)
@@ -140,22 +179,22 @@ class LazyKV:
         return both[:, 0], both[:, 1]
 
     def coded(self, which: slice) -> CodedLayers | None:
-        """Return layers encoded as they are stored; raises as :meth:`layers`.
+        """Return layers as they are stored; raises as :meth:`layers`.
 
-        None where one of them was decoded directly, or lies in memory as it is.
+        None if one of them was decoded directly, or needs no decoding.
         """
-        wanted = range(self.depth)[which]
+        layers = range(self.depth)[which]
         if self._source.stays:
             return None
-        if any(self._decoded.loaded[index] and not self._coded.loaded[index] for index in wanted):
+        if any(self._decoded.loaded[index] and not self._coded.loaded[index] for index in layers):
             return None
-        for index in wanted:
+        for index in layers:
             self.load(index, decoded=False)
         size, codec = _size(self._source), self._source.codec
         return CodedLayers(self._coded.memory()[which], size, codec.name)
 
     def load(self, index: int, *, decoded: bool = True) -> None:
-        """Read a layer unless it is there; raises as :meth:`layers`."""
+        """Read a layer unless it is loaded; raises as :meth:`layers`."""
         decoded = decoded or self._source.stays
         form = self._decoded if decoded else self._coded
         if form.loaded[index]:
@@ -211,7 +250,7 @@ class LazyKV:
 
 
 class _LoadedLayers:
-    """Memory for layers, allocated for the first of them, and which of them are loaded."""
+    """Memory for layers, allocated on first use, and which layers are loaded."""
 
     def __init__(self, depth: int, make: Callable[[], torch.Tensor]) -> None:
         self.loaded = [False] * depth
@@ -226,23 +265,23 @@ class _LoadedLayers:
             return self._memory
 
 
-def _size(source: LayerSource) -> int:
+def _size(source: LayerReader) -> int:
     return source.codec.size(source.shape[1:], source.dtype)
 
 
-def _staging(source: LayerSource) -> torch.Tensor:
+def _staging(source: LayerReader) -> torch.Tensor:
     shape = source.shape[0], -(-_size(source) // _ALIGNMENT) * _ALIGNMENT
     pages = pinned(shape, torch.uint8) if torch.cuda.is_available() else None
     return uninitialised(shape, torch.uint8) if pages is None else pages
 
 
 class ReadAhead:
-    """A thread that loads entries of one model, the first layer of each first, once it is started.
+    """A thread that loads entries of one model layer by layer, the first layer of all first.
 
     Parameters
     ----------
     decoded
-        Decode the layers, too; False: a device decodes them.
+        Decode the layers; False: a device decodes them.
     """
 
     def __init__(self, entries: Sequence[LazyKV], *, decoded: bool = True) -> None:
@@ -252,13 +291,13 @@ class ReadAhead:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Begin, unless it has begun or there is nothing to load."""
+        """Start the thread, unless it runs or there is nothing to load."""
         if self._thread is None and self._entries:
             self._thread = threading.Thread(target=self._run, name="ragkv-read-ahead", daemon=True)
             self._thread.start()
 
     def stop(self) -> None:
-        """Stop after the current layer; return when the thread has ended."""
+        """Stop after the current layer, and wait for the thread."""
         self._stopped = True
         if self._thread is not None:
             self._thread.join()
@@ -268,7 +307,6 @@ class ReadAhead:
             for entry in self._entries:
                 if self._stopped:
                     return
-                with suppress(
-                    CorruptEntryError, MemoryError
-                ):  # raised again for whoever requests the layer
+                # the request that needs the layer raises the error again
+                with suppress(CorruptEntryError, MemoryError):
                     entry.load(layer, decoded=self._decoded)

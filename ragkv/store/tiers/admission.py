@@ -1,7 +1,7 @@
-"""Who may enter a full tier: what is asked for more often than those who would leave.
+"""Admission to a full tier: only for entries requested more often than those they would evict.
 
-TinyLFU (Einziger, Friedman, Manes, arXiv 1512.00727): a small sketch counts what was asked
-for lately, entries in the tier or not, and forgets by halving.
+TinyLFU (Einziger, Friedman, Manes, arXiv 1512.00727): a small sketch counts recent requests, for
+entries in the tier or not, and forgets by halving.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class CountSketch:
         self._counts = bytearray(_ROWS << _BITS)
 
     def add(self, key: Hashable) -> None:
-        """Count a key once more; only the counters that are not too high already grow."""
+        """Count a key once more; only its lowest counters grow."""
         places = self._places(key)
         low = min(self._counts[place] for place in places)
         if low < 255:
@@ -30,7 +30,7 @@ class CountSketch:
                     self._counts[place] += 1
 
     def estimate(self, key: Hashable) -> int:
-        """Return how often a key was counted, at least."""
+        """Return an upper bound of a key's count."""
         return min(self._counts[place] for place in self._places(key))
 
     def halve(self) -> None:
@@ -48,7 +48,7 @@ class CountSketch:
 
 
 class Admission:
-    """Keeps entries that are asked for once from flushing those that are asked for often.
+    """Keeps rarely requested entries from evicting frequently requested ones.
 
     Parameters
     ----------
@@ -59,17 +59,17 @@ class Admission:
     def __init__(self, memory: int = 10) -> None:
         self._memory = memory
         self._sketch = CountSketch()
-        self._asked = 0
+        self._requests = 0
 
     def count(self, key: Hashable, entries: int) -> None:
         """Count a request for a key, whether it is in the tier (of ``entries``) or not."""
         self._sketch.add(key)
-        self._asked += 1
-        if self._asked >= self._memory * max(entries, 100):
+        self._requests += 1
+        if self._requests >= self._memory * max(entries, 100):
             self._sketch.halve()
-            self._asked = 0
+            self._requests = 0
 
     def admits(self, key: Hashable, victims: Iterable[Hashable]) -> bool:
-        """Whether the key is asked for more often than each of those who would leave."""
-        wanted = self._sketch.estimate(key)
-        return all(wanted > self._sketch.estimate(victim) for victim in victims)
+        """Whether the key was requested more often than each of its victims."""
+        requests = self._sketch.estimate(key)
+        return all(requests > self._sketch.estimate(victim) for victim in victims)

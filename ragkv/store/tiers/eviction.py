@@ -1,4 +1,4 @@
-"""Evicts a bounded store's chunks for new ones."""
+"""Eviction of chunks from a store with a limit."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ _REMEMBERED = 1 << 16
 class Eviction:
     """Deletes chunks of a store that raises StoreFullError at its limit.
 
-    A chunk is evicted with all its entries, in the tiers, too, and finders drop it like a deleted
-    one. Other processes' puts are known here, their uses are not; what ``keep_only`` deletes is
-    noticed when room is made.
+    A chunk is evicted with all its entries, also those in tiers, and finders drop it like a
+    deleted one. Chunks that other processes put are known here; their uses are not. Deletions by
+    ``keep_only`` are noticed at the next eviction.
 
     Parameters
     ----------
     budget
         The store's limit in bytes: nothing is evicted for a larger entry.
     costs
-        As for :class:`ragkv.store.tiers.memory.MemoryTier`. A chunk's size is its tokens.
+        As for :class:`ragkv.store.tiers.tier.MemoryTier`. A chunk's size is its number of tokens.
     """
 
     def __init__(self, budget: float, costs: Callable[[int, int], float] | None = None) -> None:
@@ -54,18 +54,18 @@ class Eviction:
             self._policy.remove(text)
 
     def was_evicted(self, text: str) -> bool:
-        """Whether it was evicted here, and is not stored."""
+        """Whether this process evicted the chunk, and it is not stored again."""
         with self._lock:
             return text in self._evicted and text not in self._policy
 
     def write(
         self, store: ChunkStore, entry: ChunkKV, nbytes: int, write: Callable[[], int]
     ) -> int:
-        """Write an entry of ``nbytes``; while there is no room, evict the chunk of least worth.
+        """Write an entry of ``nbytes``; while there is no room, evict the chunk of least value.
 
-        At most about four times the entry's tokens are evicted, more only where another put
-        here took the room: if the entry still does not fit, other processes take the room, and
-        emptying this store would not help.
+        At most about four times the entry's tokens are evicted, unless another put of this process
+        took the room. If the entry still does not fit, other processes take the room, and evicting
+        more would not help.
         """
 
         def counted() -> int:
@@ -75,7 +75,7 @@ class Eviction:
             return written
 
         written = None
-        if not self._making_room.locked():  # or it would take the room that another put makes
+        if not self._making_room.locked():  # otherwise it would take another put's room
             with suppress(StoreFullError):
                 written = counted()
         if written is None:
@@ -105,13 +105,7 @@ class Eviction:
                 freed += tokens
 
     def _evict(self, spared: str) -> tuple[str | None, int]:
-        """Choose the next text, other than the one that needs the room, and forget it.
-
-        Returns
-        -------
-        tuple
-            The text, None if there is none, and its number of tokens.
-        """
+        """Evict the next text except ``spared``; return it, or None, and its tokens."""
         with self._lock:
             victims = self._policy.victims(self._policy.size(spared) + 1)
             victim = next((str(text) for text in victims if text != spared), None)
@@ -125,9 +119,9 @@ class Eviction:
             return victim, tokens
 
     def _learn(self, store: ChunkStore, per_token: float) -> None:
-        """Add the chunks that other processes put, and drop deleted ones."""
+        """Add chunks that other processes put, and drop deleted ones."""
         texts: list[str] = []
-        with suppress(StoreError):  # then with what is known already
+        with suppress(StoreError):  # otherwise the known chunks have to do
             self._seen, texts, _ = store.changes(self._seen)
         with self._lock:
             if all(text in self._policy for text in texts):

@@ -8,7 +8,7 @@ from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 
 REMEMBERED = 1 << 16
-"""Entries whose history is kept, in the tier or not."""
+"""Number of entries whose history is kept, in the tier or not."""
 
 _SPARE = 64
 
@@ -23,10 +23,9 @@ class _History:
 class PGDSF:
     """Ranks the entries of one tier for eviction. Not safe to share between threads.
 
-    Evicts the entry with the lowest ``clock + frequency * mean over the misses of cost / new
-    tokens``, and of equal ones the least recently used. A request that misses an entry pays, for
-    each new token, what its own cached and new lengths make it cost. Frequency and misses outlive
-    eviction. The clock is the highest priority of any evicted entry: formerly popular ones age.
+    The entry with the lowest ``clock + frequency * mean over the misses of cost / new tokens`` is
+    evicted first, the least recently used of equal ones. Frequency and misses outlive eviction. The
+    clock is the highest priority of any evicted entry, so entries that were popular once age.
     """
 
     def __init__(self) -> None:
@@ -44,7 +43,7 @@ class PGDSF:
         Parameters
         ----------
         cost, tokens
-            What computing it took, and the tokens that were new to that computation.
+            Cost of computing the entry, and the number of tokens computed.
         """
         self.remove(key)
         self._sizes[key] = nbytes
@@ -74,9 +73,9 @@ class PGDSF:
         return history
 
     def victims(self, nbytes: int) -> list[Hashable]:
-        """Return the keys to evict, lowest first, so that this many bytes come free.
+        """Return the keys to evict to free this many bytes, lowest first; all if too few.
 
-        They stay until :meth:`evict`. All keys, where they are not enough.
+        They stay until :meth:`evict`.
         """
         found: list[tuple[float, int, Hashable]] = []
         free = 0
@@ -90,18 +89,18 @@ class PGDSF:
         return [key for _, _, key in found]
 
     def evict(self, key: Hashable) -> None:
-        """Forget an entry that left for want of room, and age the others."""
+        """Forget an evicted entry, and age the others."""
         self.clock = max(self.clock, self._ranks[key][0])
         self.remove(key)
 
     def remove(self, key: Hashable) -> None:
-        """Forget an entry; one that is not there is no error."""
+        """Forget an entry if it is there."""
         if key in self._sizes:
             self.nbytes -= self._sizes.pop(key)
             del self._ranks[key]
 
     def size(self, key: Hashable) -> int:
-        """Return an entry's bytes, 0 where it is not there."""
+        """Return an entry's bytes, 0 if it is not there."""
         return self._sizes.get(key, 0)
 
     def __contains__(self, key: object) -> bool:

@@ -1,4 +1,4 @@
-"""Loading or computing: how fast entries come and how fast the model computes, as measured."""
+"""Measured rates of loading and computing, and the choice between them."""
 
 from __future__ import annotations
 
@@ -8,14 +8,11 @@ _KEPT = 0.8
 _LEAST_SAMPLES = 3
 _MARGIN = 1.25
 LEAST_TOKENS = 64
-"""Passes over fewer tokens say little of what one more token costs."""
+"""Fewest tokens of a pass whose time is counted: shorter ones are mostly overhead."""
 
 
 class Rate:
-    """An amount a second, as an exponential average: each sample outweighs the one before.
-
-    Threads may share it. It is kept nowhere: every process measures for itself.
-    """
+    """An amount per second, as an exponential average. Threads can share it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -23,14 +20,14 @@ class Rate:
         self._samples = 0
 
     def add(self, amount: float, seconds: float) -> None:
-        """Enter an amount that took some seconds."""
+        """Add a sample."""
         with self._lock:
             self._amount = _KEPT * self._amount + amount
             self._seconds = _KEPT * self._seconds + seconds
             self._samples += 1
 
     def seconds(self, amount: float) -> float | None:
-        """Return how long an amount takes; None before there are three samples."""
+        """Return the seconds for an amount; None before the third sample."""
         with self._lock:
             if self._samples < _LEAST_SAMPLES or self._amount <= 0:
                 return None
@@ -38,9 +35,9 @@ class Rate:
 
 
 def is_slower(load_seconds: float | None, compute_seconds: float | None) -> bool:
-    """Whether loading is slower than computing afresh, by a quarter at least.
+    """Whether loading is slower than computing by more than a quarter.
 
-    Never where one of them has not been measured: then the entry is loaded.
+    False where either has not been measured: then the entry is loaded.
     """
     if load_seconds is None or compute_seconds is None:
         return False

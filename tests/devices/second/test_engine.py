@@ -17,14 +17,12 @@ from pairwise import all_pairs
 from tiny import some_chunks, tiny_model, tiny_tokenizer
 
 from ragkv import RagKV
-from ragkv.config import ReuseConfig, StoreConfig
+from ragkv.config import CODECS, ReuseConfig, StoreConfig
 from ragkv.engine.verify import check_model
 from ragkv.errors import StoreError, UnsupportedModelError
 from ragkv.report.page.page import page
 from ragkv.select import method_names
-from ragkv.store.entry.codecs import CODECS, codec_of
-from ragkv.store.entry.codecs.grid import GridCodec
-from ragkv.store.entry.codecs.raw import Raw
+from ragkv.store.entry.codecs import GridCodec, Raw, codec_of
 from ragkv_bench.speed.ttft import TtftPlan, bench_ttft
 
 DEVICE = os.environ["RAGKV_SECOND_DEVICE"]
@@ -55,7 +53,7 @@ def test_answers_are_those_of_the_cpu(
         prefilled = engine.prefill(PROMPT, **settings)
         assert prefilled.logits.device.type == device
         logits.append(prefilled.logits.cpu())
-        reused.append(prefilled.report.reused_tokens)
+        reused.append(prefilled.report.tokens.reused)
         tokens.append(engine.generate(PROMPT, max_new_tokens=3, **settings).token_ids)
     torch.testing.assert_close(*logits, atol=5e-5, rtol=1e-4)
     assert tokens[0] == tokens[1]
@@ -66,16 +64,12 @@ def test_answers_are_those_of_the_cpu(
 def test_versions_are_those_of_the_cpu(make_engine: Make, family: str) -> None:
     logits = []
     for device in ("cpu", DEVICE):
-        engine = make_engine(
-            family,
-            device=device,
-            reuse=ReuseConfig(),
-        )
+        engine = make_engine(family, device=device, reuse=ReuseConfig())
         engine.precompute(CHUNKS)
         engine.prefetch(CHUNKS[1:])
         engine.wait()
         out = engine.prefill(PROMPT, recompute_ratio=0.3)
-        assert out.report.hits == {"entry": 2, "version": 1}
+        assert sorted(use.source for use in out.report.chunks) == ["entry", "entry", "version"]
         logits.append(out.logits.cpu())
     torch.testing.assert_close(*logits, atol=5e-5, rtol=1e-4)
 
@@ -98,7 +92,7 @@ def test_a_conversation_goes_on(make_engine: Make, family: str, ratio: float) ->
                 {"role": "user", "content": question},
             ]
         report = answer.report
-        kept = report.former_exact_tokens, report.former_repaired_tokens
+        kept = report.tokens.history_exact, report.tokens.history_repaired
         assert sum(kept) > 400
     assert answers[:3] == answers[3:]
 

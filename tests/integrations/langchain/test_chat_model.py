@@ -60,10 +60,10 @@ def test_the_account_of_an_answer():
     answer = chat().invoke(prompt())
     account = report(answer)
     usage = answer.usage_metadata
-    assert usage["input_tokens"] == account["prompt_tokens"]
-    assert usage["output_tokens"] == account["completion_tokens"] == 12
+    assert usage["input_tokens"] == account["tokens"]["prompt"]
+    assert usage["output_tokens"] == account["decode"]["tokens"] == 12
     assert usage["total_tokens"] == usage["input_tokens"] + 12
-    read = account["sink_tokens"] + account["reused_tokens"]
+    read = account["tokens"]["sink"] + account["tokens"]["reused"]
     assert usage["input_token_details"] == {"cache_read": read, "cache_creation": 0}
     assert read > 100
     assert answer.response_metadata["finish_reason"] == "length"
@@ -273,7 +273,7 @@ def test_a_sink_from_the_template_covers_the_head_of_its_prompts(make_engine):
     messages = PROMPT.format_messages(context="\n\n".join(some_chunks()), input=QUESTION)
     account = report(model.invoke(messages))
     head = kv.tokenizer(HEAD, add_special_tokens=False)["input_ids"]
-    assert account["sink_tokens"] >= len(head) - 1
+    assert account["tokens"]["sink"] >= len(head) - 1
     assert account["misses"] == ()
 
 

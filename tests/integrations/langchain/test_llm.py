@@ -75,7 +75,7 @@ def test_an_lcel_chain_reuses_chunks():
     chain = PROMPT | llm.bind(skip_prompt=True) | StrOutputParser()
     assert chain.invoke({"context": "\n\n".join(some_chunks()), "input": QUESTION})
     info = llm.generate([prompt()]).generations[0][0].generation_info
-    assert info["ragkv"]["former_exact_tokens"] > 100  # the same prompt again
+    assert info["ragkv"]["tokens"]["history_exact"] > 100  # the same prompt again
     assert info["usage_metadata"]["input_token_details"]["cache_read"] > 100
     assert (info["finish_reason"], info["model_name"]) == ("length", llm.model_name)
 
@@ -139,8 +139,8 @@ def test_settings_hold_per_call():
         return made.generations[0][0].generation_info["ragkv"]
 
     assert report()["recompute_ratio"] == 0.5
-    assert report(recompute_ratio=0, method="epic")["recomputed_tokens"] == 0
-    assert report(max_new_tokens=3)["completion_tokens"] == 3
+    assert report(recompute_ratio=0, method="epic")["tokens"]["recomputed"] == 0
+    assert report(max_new_tokens=3)["decode"]["tokens"] == 3
     sampled = {"pipeline_kwargs": {"do_sample": True, "temperature": 2.0}}
     first, again, other = (swapped().invoke(prompt(), seed=at, **sampled) for at in (1, 1, 2))
     assert first == again != other

@@ -165,5 +165,5 @@ def test_an_agent_s_own_head_is_its_sink(make_engine, make_say):
     agent.invoke({"messages": [("human", some_chunks()[0])]})
     report = llm.last_report
     assert not report.warnings
-    assert report.sink_tokens == report.chunks[0].start > 20
-    assert report.exact_tokens > report.sink_tokens
+    assert report.tokens.sink == report.chunks[0].start > 20
+    assert report.tokens.exact > report.tokens.sink

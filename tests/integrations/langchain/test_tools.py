@@ -96,9 +96,9 @@ def test_an_agent_of_several_steps(chat, make_say):
         for message in state["messages"]
         if isinstance(message, AIMessage)
     ]
-    cached = [each["prompt_tokens"] - each["fresh_tokens"] for each in steps]
+    cached = [each["tokens"]["prompt"] - each["tokens"]["fresh"] for each in steps]
     assert cached == sorted(cached)
-    assert steps[-1]["former_exact_tokens"] > steps[0]["prompt_tokens"]
+    assert steps[-1]["tokens"]["history_exact"] > steps[0]["tokens"]["prompt"]
 
 
 def test_the_sink_has_the_tools(make_engine):
@@ -114,7 +114,7 @@ def test_the_sink_has_the_tools(make_engine):
     bound.invoke("\n\n".join([*CHUNKS, "What is it?"]))
     report = llm.last_report
     assert report.warnings == ()
-    assert report.sink_tokens > 60
+    assert report.tokens.sink > 60
     assert len([use for use in report.chunks if use.reused]) == 3
 
 

@@ -74,7 +74,7 @@ def test_complete_at_ratio_1_gives_the_text_of_huggingface_llm(kv, settings):
     ours = make(kv, recompute_ratio=1, **settings).complete(PROMPT)
     assert ours.text == theirs.text != ""
     if "completion_to_prompt" not in settings:  # upper case is no chunk's text
-        assert ours.additional_kwargs["recomputed_tokens"] > 0
+        assert ours.additional_kwargs["tokens"]["recomputed"] > 0
 
 
 def test_formatted_prompts_are_taken_verbatim(kv):
@@ -120,7 +120,7 @@ def test_streaming_gives_complete_s_text_and_heeds_completion_to_prompt(kv):
     assert responses[-1].raw["token_ids"] == whole.raw["token_ids"]
     chat = list(make(kv).stream_chat(CHAT))
     assert chat[-1].message.content == make(kv).chat(CHAT).message.content
-    assert chat[-1].raw["report"]["reused_tokens"] > 0
+    assert chat[-1].raw["report"]["tokens"]["reused"] > 0
 
 
 def test_no_second_bos(make_engine):
@@ -129,13 +129,13 @@ def test_no_second_bos(make_engine):
     plain = len(tokenizer(PROMPT)["input_ids"])
     with RagKV(kv.model, tokenizer, store=":memory:") as engine:
         llm = RagKVLLM(kv=engine, **SIZE)
-        assert llm.complete(PROMPT).additional_kwargs["prompt_tokens"] == plain
-        assert llm.complete("<|bos|>" + PROMPT).additional_kwargs["prompt_tokens"] == plain
+        assert llm.complete(PROMPT).additional_kwargs["tokens"]["prompt"] == plain
+        assert llm.complete("<|bos|>" + PROMPT).additional_kwargs["tokens"]["prompt"] == plain
         text = llm.messages_to_prompt(CHAT)
         once = len(tokenizer(text, add_special_tokens=False)["input_ids"])
-        assert llm.chat(CHAT).additional_kwargs["prompt_tokens"] == once
+        assert llm.chat(CHAT).additional_kwargs["tokens"]["prompt"] == once
         tokenizer.chat_template = tokenizer.chat_template.replace("{{ bos_token }}", "")
-        assert llm.chat(CHAT).additional_kwargs["prompt_tokens"] == once - 1
+        assert llm.chat(CHAT).additional_kwargs["tokens"]["prompt"] == once - 1
         tokenizer.chat_template = None
         assert llm.messages_to_prompt(CHAT).startswith("system: Answer shortly.\nuser: ")
         assert llm.chat(CHAT).message.content
@@ -177,13 +177,13 @@ def test_a_copy_shares_the_engine(kv):
 def test_the_report_is_with_the_answer_and_not_in_the_chat_message(kv):
     llm = make(kv)
     answer = llm.complete(PROMPT)
-    assert answer.additional_kwargs["reused_tokens"] > 0
+    assert answer.additional_kwargs["tokens"]["reused"] > 0
     report = llm.last_report.to_dict()
     assert answer.raw["report"] == report
     assert answer.additional_kwargs == {**report, "finish_reason": answer.raw["finish_reason"]}
     assert answer.raw["usage"]["completion_tokens"] == len(answer.raw["token_ids"]) > 0
     reply = llm.chat(CHAT)
-    assert reply.additional_kwargs["reused_tokens"] > 0
+    assert reply.additional_kwargs["tokens"]["reused"] > 0
     assert reply.message.additional_kwargs == {}
 
 
@@ -264,8 +264,8 @@ def test_a_prompt_begins_with_the_sink(kv, is_chat_model):
     (chunk,) = some_chunks(1)
     answer = llm.predict(DEFAULT_TEXT_QA_PROMPT_SEL, context_str=chunk, query_str="What?")
     report = llm.last_report
-    assert report.sink_tokens > 20
-    assert report.reused_tokens > 20
+    assert report.tokens.sink > 20
+    assert report.tokens.reused > 20
     full = make(kv, sink_from="default", is_chat_model=is_chat_model, method="full")
     assert answer == full.predict(DEFAULT_TEXT_QA_PROMPT_SEL, context_str=chunk, query_str="What?")
 
@@ -381,6 +381,6 @@ def test_prompt_lookup_is_one_of_the_generate_kwargs(kv):
     for count in (0, 5, None):
         llm = make(kv, generate_kwargs={"prompt_lookup_num_tokens": count, "max_new_tokens": 60})
         assert llm.complete(PROMPT).text
-        assert (llm.last_report.drafted_tokens == 0) == (count == 0)
+        assert (llm.last_report.decode.drafted == 0) == (count == 0)
     with pytest.raises(ConfigError, match="prompt_lookup_num_tokens"):
         make(kv, generate_kwargs={"prompt_lookup_num_tokens": -1}).complete(PROMPT)

@@ -48,7 +48,7 @@ def test_a_citation_query_engine_s_chunks(llm, mode, finds):
     engine = CitationQueryEngine.from_args(index, llm=llm, similarity_top_k=3)
     engine.query(QUESTION)
     assert (len(llm.last_report.chunks) == 3) is finds
-    assert (llm.last_report.reused_tokens > 100) is finds
+    assert (llm.last_report.tokens.reused > 100) is finds
 
 
 def test_a_faithfulness_evaluator_s_chunks(llm):
@@ -70,7 +70,7 @@ def test_windows_that_replace_sentences(llm):
     )
     engine.query(QUESTION)
     assert len(llm.last_report.chunks) == 2
-    assert llm.last_report.fresh_tokens < llm.last_report.reused_tokens
+    assert llm.last_report.tokens.fresh < llm.last_report.tokens.reused
 
 
 def test_the_step_leaves_nodes_as_they_are(llm):

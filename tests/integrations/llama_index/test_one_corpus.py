@@ -89,7 +89,7 @@ def test_an_engine_reuses_the_corpus(index, llm, engine):
     report = llm.last_report
     assert sorted(use.text for use in report.chunks) == sorted(some_chunks(3, 60))
     assert not report.misses
-    assert report.reused_tokens > report.fresh_tokens / 2
+    assert report.tokens.reused > report.tokens.fresh / 2
 
 
 @pytest.fixture
@@ -138,7 +138,7 @@ def test_a_parent_takes_its_leaves(llm):
     report = llm.last_report
     assert len(report.chunks) > 6
     assert not report.misses
-    assert report.reused_tokens > 4 * report.fresh_tokens
+    assert report.tokens.reused > 4 * report.tokens.fresh
 
 
 @pytest.mark.parametrize("served_sink", ["auto", "default"])

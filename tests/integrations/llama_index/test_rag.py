@@ -176,7 +176,7 @@ def test_worker_processes_fill_the_store(folder, tmp_path, monkeypatch):
     assert again.new == 0
     assert again.existing > 4
     prompt = "\n\n".join(read(node) for node in made[:3])
-    assert llm.complete(prompt).additional_kwargs["reused_tokens"] > 0
+    assert llm.complete(prompt).additional_kwargs["tokens"]["reused"] > 0
     llm.kv.close()
 
 
@@ -242,7 +242,7 @@ def test_a_second_run_that_skips_the_step_loses_nothing(make_engine, tmp_path):
         )
         again.load(str(tmp_path / "pipeline"))
         assert again.run(documents=documents()) == []
-        assert llm.complete(read(made[0]) + "\n").additional_kwargs["reused_tokens"] > 0
+        assert llm.complete(read(made[0]) + "\n").additional_kwargs["tokens"]["reused"] > 0
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
@@ -308,10 +308,10 @@ def test_chunks_that_were_never_precomputed_are_made_up_after_an_answer(kv):
     retriever = RagKVRetriever(retriever=index.as_retriever(similarity_top_k=3), llm=llm)
     engine = RetrieverQueryEngine.from_args(retriever, llm=llm)
     engine.query(QUESTION)
-    assert llm.last_report.reused_tokens == 0
+    assert llm.last_report.tokens.reused == 0
     kv.wait()
     engine.query(QUESTION)
-    assert llm.last_report.reused_tokens > 0
+    assert llm.last_report.tokens.reused > 0
     assert len(llm.last_report.chunks) == 3
 
 
@@ -422,11 +422,11 @@ def test_the_swap_changes_one_line_and_no_answer(folder, tmp_path, is_chat_model
     llm = RagKVLLM(**settings, recompute_ratio=1.0, store=store)
     RagKVTransform(llm=llm)(nodes())
     assert pipeline(llm) == ordinary != ""
-    assert llm.last_report.recomputed_tokens > 0
+    assert llm.last_report.tokens.recomputed > 0
     assert len(llm.last_report.chunks) == 3
     llm.recompute_ratio = 0.2
     assert pipeline(llm)
-    assert llm.last_report.reused_tokens > llm.last_report.recomputed_tokens
+    assert llm.last_report.tokens.reused > llm.last_report.tokens.recomputed
     assert not llm.last_report.warnings
     llm.kv.close()
 

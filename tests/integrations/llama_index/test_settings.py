@@ -53,7 +53,7 @@ def test_settings_that_transformers_takes_mean_the_same(make_engine, given):
 def test_lengths_and_stop_strings(make_engine):
     kv = make_engine()
     whole = RagKVLLM(kv=kv, max_new_tokens=12).complete(PROMPT)
-    tokens = whole.additional_kwargs["prompt_tokens"]
+    tokens = whole.additional_kwargs["tokens"]["prompt"]
     short = RagKVLLM(kv=kv, generate_kwargs={"max_length": tokens + 3}).complete(PROMPT)
     assert len(short.raw["token_ids"]) == 3
     stop = whole.text[4:6]

@@ -130,7 +130,7 @@ async def test_predict_and_call_without_a_call(made, make_say, parallel):
         assert llm.predict_and_call([SEARCH], "Where?", **given).response == text
         answer = await llm.apredict_and_call([SEARCH], "Where?", **given)
         assert (answer.response, answer.sources) == (text, [])
-        assert llm.last_report.completion_tokens > 0
+        assert llm.last_report.decode.tokens > 0
 
 
 async def test_a_function_agent(made, make_say):
@@ -176,7 +176,7 @@ async def test_a_react_agent_with_a_query_tool(made, make_say):
     answer = await agent.run("What is a target list?")
     assert str(answer) == "It is a list."
     assert [call.tool_name for call in answer.tool_calls] == ["search"]
-    assert llm.last_report.former_exact_tokens > 100
+    assert llm.last_report.tokens.history_exact > 100
 
 
 def test_tools_need_the_chat_template(make_engine):

@@ -120,9 +120,7 @@ def test_encoded_bytes_hold_the_numbers(side, device, shape, grid):
 
 
 @pytest.mark.parametrize(
-    ("grid", "shape", "dtype"),
-    all_pairs(GRIDS, SHAPES, [torch.float32, torch.bfloat16]),
-    ids=str,
+    ("grid", "shape", "dtype"), all_pairs(GRIDS, SHAPES, [torch.float32, torch.bfloat16]), ids=str
 )
 def test_kernel_and_twin_make_the_same_bytes(device, grid, shape, dtype):
     heads, tokens, width, _ = shape

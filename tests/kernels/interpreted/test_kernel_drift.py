@@ -34,14 +34,9 @@ def stretches_of(device, former):
 
 def turned(row, cos, sin, adjacent):
     row, half = row.clone(), len(cos)
-    a, b = (
-        (slice(0, 2 * half, 2), slice(1, 2 * half, 2))
-        if adjacent
-        else (
-            slice(half),
-            slice(half, 2 * half),
-        )
-    )
+    a, b = slice(half), slice(half, 2 * half)
+    if adjacent:
+        a, b = slice(0, 2 * half, 2), slice(1, 2 * half, 2)
     first, second = row[a].clone(), row[b].clone()
     row[a], row[b] = first * cos - second * sin, second * cos + first * sin
     return row

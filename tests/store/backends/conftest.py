@@ -10,7 +10,7 @@ from store_servers import redis_server, s3_server, valkey_server  # noqa: F401
 
 from ragkv.config import StoreConfig
 from ragkv.store.backends import open_backend
-from ragkv.store.backends.base import Backend
+from ragkv.store.backends.backend import Backend
 from ragkv.store.backends.disk import DiskBackend
 from ragkv.store.backends.memory import MemoryBackend, Place
 from ragkv.store.backends.redis import RedisBackend

@@ -18,7 +18,7 @@ from store_servers import RedisServer, redis_server, s3_server, valkey_server  #
 from ragkv.config import StoreConfig
 from ragkv.errors import ConfigError, StoreError, StoreFullError
 from ragkv.store.backends import is_url, open_backend
-from ragkv.store.backends.base import Backend, check_key
+from ragkv.store.backends.backend import Backend, check_key
 from ragkv.store.backends.redis import RedisBackend
 from ragkv.store.backends.s3 import S3Backend
 

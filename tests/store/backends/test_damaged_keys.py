@@ -15,16 +15,15 @@ from disk_store import DiskStore
 from store_entries import FINGERPRINT, make_entry, same, without_syncs  # noqa: F401
 
 from ragkv.store import ChunkStore
-from ragkv.store.backends.base import Backend
+from ragkv.store.backends.backend import Backend
 from ragkv.store.backends.disk import DiskBackend
 from ragkv.store.backends.memory import MemoryBackend
 from ragkv.store.backends.redis import RedisBackend
 from ragkv.store.backends.s3 import S3Backend
-from ragkv.store.base import Terms
-from ragkv.store.copy import copy_store
-from ragkv.store.inspect import Findings, stats, verify
-from ragkv.store.versions.stored import StoredVersions
-from ragkv.store.versions.version import Version
+from ragkv.store.operate import Findings, copy_store, stats, verify
+from ragkv.store.stored_versions import StoredVersions
+from ragkv.store.types import Terms
+from ragkv.store.version import Version
 
 pytestmark = pytest.mark.usefixtures("without_syncs")
 
@@ -99,7 +98,7 @@ def assert_mended(store: ChunkStore) -> None:
 
 
 def damaged(found: Findings) -> int:
-    return sum(problem.detail == "no key, any more" for problem in found.problems)
+    return sum(problem.detail == "not a key" for problem in found.problems)
 
 
 def test_readers_pass_damaged_keys_over_and_healing_removes_them(store: ChunkStore) -> None:

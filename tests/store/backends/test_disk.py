@@ -35,9 +35,9 @@ from ragkv.store import open_store
 from ragkv.store.backends import disk, files, folder_name
 from ragkv.store.backends.disk import DiskBackend
 from ragkv.store.backends.index import Index
-from ragkv.store.base import Terms
 from ragkv.store.entry.format import encode
 from ragkv.store.names import digest_of_text, entry_key
+from ragkv.store.types import Terms
 
 pytestmark = pytest.mark.usefixtures("without_syncs")
 
@@ -461,7 +461,7 @@ def test_a_second_store_in_the_process_leaves_the_firsts_lock(
 
 
 def test_open_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ragkv.model.place.user_cache_path", lambda name: tmp_path / name)
+    monkeypatch.setattr("ragkv.model.folders.user_cache_path", lambda name: tmp_path / name)
     for config, folder in [
         (None, tmp_path / "ragkv" / "store"),
         (str(tmp_path / "text"), tmp_path / "text"),

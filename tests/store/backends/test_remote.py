@@ -18,8 +18,8 @@ from tiny import some_chunks
 from ragkv import RagKV, StoreConfig
 from ragkv.errors import ConfigError, MissingDependencyError, StoreError
 from ragkv.store import open_chunk_store, open_store
-from ragkv.store.base import Terms
-from ragkv.store.copy import copy_store
+from ragkv.store.operate import copy_store
+from ragkv.store.types import Terms
 
 
 @pytest.fixture(params=["redis", "valkey", "s3"])

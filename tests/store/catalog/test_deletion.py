@@ -16,7 +16,7 @@ from tiny import some_chunks, tiny_model, tiny_tokenizer
 from ragkv import RagKV, StoreConfig
 from ragkv.errors import StoreFullError
 from ragkv.store import open_store
-from ragkv.store.tiers.memory import size_of
+from ragkv.store.tiers.tier import size_of
 
 
 @pytest.fixture

@@ -16,10 +16,10 @@ from tiny import some_chunks
 from ragkv import RagKV, StoreConfig
 from ragkv.errors import ConfigError, StoreError
 from ragkv.store import ChunkStore
-from ragkv.store.backends.base import Bytes
+from ragkv.store.backends.backend import Bytes
 from ragkv.store.backends.memory import MemoryBackend, Place
-from ragkv.store.base import Terms
-from ragkv.store.inspect import verify
+from ragkv.store.operate import verify
+from ragkv.store.types import Terms
 
 pytestmark = pytest.mark.usefixtures("without_syncs")
 

@@ -14,8 +14,7 @@ from store_entries import DTYPES, FINGERPRINT, make_entry, same
 from ragkv.chunk.kv import ChunkKV
 from ragkv.config import CODECS, StoreConfig
 from ragkv.errors import ConfigError, StoreError
-from ragkv.store.entry.codecs import codec_of
-from ragkv.store.entry.codecs.grid import LARGEST, GridCodec
+from ragkv.store.entry.codecs import LARGEST, GridCodec, codec_of
 from ragkv.store.entry.format import decode, encode
 from ragkv.store.entry.header import read_header
 
@@ -276,7 +275,7 @@ def test_no_flipped_bit_goes_unnoticed(name):
     data = bytearray(b"".join(encode(entry, fingerprint).parts()))
     wanted = decode(data, "text", fingerprint).entry
     assert wanted is not None
-    start = read_header(memoryview(data))[1]
+    start = read_header(data)[1]
     for position in range(start, len(data)):
         data[position] ^= 1
         assert decode(data, "text", fingerprint).reason == "checksum"

@@ -101,7 +101,7 @@ def test_other_programs_can_read_it(tmp_path: Path, dtype: str) -> None:
 def test_data_is_aligned() -> None:
     for length in range(70):
         data = to_bytes(make_entry("x" * length))
-        assert read_header(memoryview(data))[1] % 64 == 0
+        assert read_header(data)[1] % 64 == 0
 
 
 def test_views_or_a_copy(tmp_path: Path) -> None:
@@ -111,7 +111,7 @@ def test_views_or_a_copy(tmp_path: Path) -> None:
     assert own is not None
     assert same(view, TINY)
     data[-30] ^= 0xFF
-    data[read_header(memoryview(to_bytes(TINY)))[1]] ^= 0xFF
+    data[read_header(to_bytes(TINY))[1]] ^= 0xFF
     assert not same(view, TINY)
     assert same(own, TINY)
 

@@ -23,12 +23,12 @@ from ragkv.model.calls import cache_in
 from ragkv.report.clock import Clock
 from ragkv.splice import place
 from ragkv.store import ChunkStore, TieredStore
-from ragkv.store.backends.base import Blob
+from ragkv.store.backends.backend import Blob
 from ragkv.store.backends.memory import MemoryBackend
 from ragkv.store.entry.codecs import codec_of
 from ragkv.store.entry.format import encode, open_entry
 from ragkv.store.entry.lazy import CorruptEntryError, LazyKV, ReadAhead
-from ragkv.store.tiers.memory import MemoryTier
+from ragkv.store.tiers.tier import MemoryTier
 
 LAYERS = int(SIZE["num_hidden_layers"])
 

@@ -15,13 +15,13 @@ from ragkv import StoreConfig
 from ragkv.chunk.kv import ChunkKV
 from ragkv.errors import StoreFullError
 from ragkv.store import ChunkStore, TieredStore, open_store
-from ragkv.store.backends.base import Bytes
+from ragkv.store.backends.backend import Bytes
 from ragkv.store.backends.memory import MemoryBackend
 from ragkv.store.catalog import KEPT_CHANGES
 from ragkv.store.entry.format import encode
 from ragkv.store.names import digest_of_text, parse_entry_key
 from ragkv.store.tiers.eviction import Eviction
-from ragkv.store.tiers.memory import MemoryTier
+from ragkv.store.tiers.tier import MemoryTier
 
 pytestmark = pytest.mark.usefixtures("without_syncs")
 

@@ -17,9 +17,9 @@ from threads import each_in_a_thread
 from ragkv.chunk.kv import ChunkKV
 from ragkv.errors import StoreFullError
 from ragkv.store import Changes, ChunkStore, TieredStore
-from ragkv.store.backends.base import Blob
+from ragkv.store.backends.backend import Blob
 from ragkv.store.backends.memory import MemoryBackend
-from ragkv.store.tiers.memory import MemoryTier, size_of
+from ragkv.store.tiers.tier import MemoryTier, size_of
 
 pytestmark = pytest.mark.usefixtures("without_syncs")
 
@@ -198,7 +198,7 @@ def test_pinned_memory_is_counted_as_it_is_taken(monkeypatch: pytest.MonkeyPatch
         taken.append(torch.empty(shape, dtype=dtype))
         return taken[-1]
 
-    monkeypatch.setattr("ragkv.store.tiers.memory.pinned", pinned)
+    monkeypatch.setattr("ragkv.store.tiers.tier.pinned", pinned)
     entries = [make_entry(text, tokens=9) for text in "abc"]
     rounded = 1 << (entries[0].nbytes - 1).bit_length()
     kept = size_of(entries[0]) - entries[0].nbytes + rounded
@@ -225,7 +225,7 @@ def test_a_device_without_room_keeps_nothing_and_fails_nobody(
     def full(*_: object) -> ChunkKV:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr("ragkv.store.tiers.memory._owned", full)
+    monkeypatch.setattr("ragkv.store.tiers.tier._owned", full)
     assert store.put(second, FINGERPRINT)
     assert tier.texts() == ["a"]
     assert same(store.get("b", FINGERPRINT).entry, second)
@@ -257,16 +257,30 @@ def test_a_look_that_is_overtaken_empties_no_tier(monkeypatch: pytest.MonkeyPatc
     assert sorted(store.tiers[0].texts()) == ["a", "b"]
 
 
-def test_tiers_that_copy_are_filled_behind_the_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And no more waits for that than a quarter of the budget."""
-    go_on, copied = threading.Event(), threading.Event()
+@pytest.fixture
+def copying(monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, threading.Event]:
+    """Events of a tier's copies: one has begun; they may go on."""
+    begun, go_on = threading.Event(), threading.Event()
 
     def pinned(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        copied.set()
+        begun.set()
         assert go_on.wait(10)
         return torch.empty(shape, dtype=dtype)
 
-    monkeypatch.setattr("ragkv.store.tiers.memory.pinned", pinned)
+    monkeypatch.setattr("ragkv.store.tiers.tier.pinned", pinned)
+    return begun, go_on
+
+
+def filled(store: TieredStore) -> None:
+    """Wait until the tiers have what was copied."""
+    assert store._copying is not None
+    store._copying.shutdown()
+    assert store._waiting == 0
+
+
+def test_tiers_that_copy_are_filled_behind_the_request(copying) -> None:
+    """And no more waits for that than a quarter of the budget."""
+    begun, go_on = copying
     backend, entries = MemoryBackend(), [make_entry(text, tokens=300) for text in "abcdef"]
     for entry in entries:
         ChunkStore(backend).put(entry, FINGERPRINT)
@@ -274,24 +288,16 @@ def test_tiers_that_copy_are_filled_behind_the_request(monkeypatch: pytest.Monke
     store = tiered(backend, memory)
     for entry in entries:
         assert same(store.get(entry.text, FINGERPRINT).entry, entry)
-    assert copied.wait(10)
+    assert begun.wait(10)
     assert store._waiting == 3 * entries[0].nbytes
     assert memory.nbytes == 0
     go_on.set()
-    assert store._copying is not None
-    store._copying.shutdown()
+    filled(store)
     assert sorted(memory.texts()) == ["a", "b", "c"]
-    assert store._waiting == 0
 
 
-def test_what_was_deleted_meanwhile_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    go_on = threading.Event()
-
-    def pinned(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        assert go_on.wait(10)
-        return torch.empty(shape, dtype=dtype)
-
-    monkeypatch.setattr("ragkv.store.tiers.memory.pinned", pinned)
+def test_what_was_deleted_meanwhile_is_not_kept(copying) -> None:
+    _, go_on = copying
     backend = MemoryBackend()
     for text in "abc":
         ChunkStore(backend).put(make_entry(text), FINGERPRINT)
@@ -302,8 +308,6 @@ def test_what_was_deleted_meanwhile_is_not_kept(monkeypatch: pytest.MonkeyPatch)
     deleting.start()
     go_on.set()
     deleting.join(10)
-    assert store._copying is not None
-    store._copying.shutdown()
+    filled(store)
     assert "b" not in store.tiers[0].texts()
     assert store.get("b", FINGERPRINT).entry is None
-    assert store._waiting == 0

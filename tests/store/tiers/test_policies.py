@@ -11,8 +11,8 @@ from store_entries import FINGERPRINT, make_entry
 
 from ragkv.store.tiers import pgdsf
 from ragkv.store.tiers.admission import Admission, CountSketch
-from ragkv.store.tiers.memory import MemoryTier, size_of
 from ragkv.store.tiers.pgdsf import PGDSF
+from ragkv.store.tiers.tier import MemoryTier, size_of
 
 
 class Reference:

@@ -25,9 +25,9 @@ from ragkv.errors import ConfigError, StoreFullError
 from ragkv.model.fingerprint import Fingerprint
 from ragkv.store import ChunkStore, TieredStore, open_store
 from ragkv.store.backends.memory import MemoryBackend, Place
-from ragkv.store.base import Terms
-from ragkv.store.inspect import verify
-from ragkv.store.tiers.memory import MemoryTier, size_of
+from ragkv.store.operate import verify
+from ragkv.store.tiers.tier import MemoryTier, size_of
+from ragkv.store.types import Terms
 
 pytestmark = pytest.mark.usefixtures("without_syncs")
 SIZE = size_of(make_entry("a"))

@@ -15,7 +15,7 @@ from campaign.world import TEXTS, Question, ask, draw_questions, engine, precomp
 from ragkv import RagKV
 from ragkv.config import StoreConfig
 from ragkv.errors import StoreError
-from ragkv.store import inspect, open_chunk_store
+from ragkv.store import open_chunk_store, operate
 
 ALL = range(len(TEXTS))
 
@@ -125,10 +125,10 @@ class Case:
             self.check_acknowledged(kv)
             self.ask(kv, 3)
         with closing(open_chunk_store(self.config)) as store:
-            found = inspect.verify(store, heal=True)
+            found = operate.verify(store, heal=True)
             self.outcome.damaged += sum(found.counts.get(k, 0) for k in ("damaged", "foreign"))
             self.outcome.healed += found.healed
-            if not (again := inspect.verify(store)).sound:
+            if not (again := operate.verify(store)).sound:
                 self.outcome.wrong.append(f"verify --heal leaves {again}")
         with engine(replace(self.config, disk_bytes=None)) as kv:
             for chunk in ALL:

@@ -35,7 +35,7 @@ from campaign.world import (
 from ragkv.config import StoreConfig
 from ragkv.errors import OutOfMemoryError, StoreError
 from ragkv.store import open_chunk_store
-from ragkv.store.base import Terms
+from ragkv.store.types import Terms
 
 DAY_S = 86_400.0
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import timedelta
+from functools import partial
 from importlib.util import find_spec
+from typing import TypeVar
 from unittest import mock
 
 from link import Link
@@ -17,9 +20,10 @@ from campaign.world import TEXTS, engine, precompute
 from ragkv import RagKV
 from ragkv.config import StoreConfig
 from ragkv.errors import StoreError
-from ragkv.store.backends import base, redis, s3
+from ragkv.store.backends import backend, redis, s3
 
 Server = RedisServer | S3Server
+T = TypeVar("T")
 _PATIENCE_S = 0.5
 
 
@@ -60,8 +64,9 @@ def _share(case: Case, harm: Callable[[Server, Link], None]) -> None:
         for chunk in case.acknowledged:
             precompute(near, chunk)
         with _short_patience():
-            far = stack.enter_context(engine(StoreConfig(link.url, **memory)))
-        stack.enter_context(mock.patch.object(base, "LONG_WAIT_S", _PATIENCE_S / 2))
+            open_far = partial(engine, StoreConfig(link.url, **memory))
+            far = stack.enter_context(_until_in_time(open_far))
+        stack.enter_context(mock.patch.object(backend, "LONG_WAIT_S", _PATIENCE_S / 2))
         case.ask(far)
         rest = case.draw.sample(sorted(set(ALL) - case.acknowledged), len(ALL) - 4)
         for number, chunk in enumerate(rest):
@@ -78,9 +83,9 @@ def _share(case: Case, harm: Callable[[Server, Link], None]) -> None:
         link.delay = 0.0
         link.heal()
         for replica in (near, far):
-            _until_back(replica)
+            _until_in_time(partial(_refresh, replica))
             case.ask(replica, 2)
-            case.check_acknowledged(replica)
+            _until_in_time(partial(case.check_acknowledged, replica))
         if set(near._reuse.corpus._finder._live) != set(far._reuse.corpus._finder._live):
             case.outcome.wrong.append("the replicas know different chunks")
         case.examine()  # while the server is there
@@ -93,13 +98,22 @@ def _step(case: Case, replica: RagKV, chunk: int) -> None:
             case.acknowledged.add(chunk)
 
 
-def _until_back(replica: RagKV) -> None:
-    """Wait until the store is asked again."""
-    for _ in range(100):
-        if replica._reuse.corpus.refresh():
-            return
-        threading.Event().wait(0.1)
-    raise StoreError("the store does not come back")
+def _refresh(replica: RagKV) -> None:
+    if not replica._reuse.corpus.refresh():
+        raise StoreError("the store does not come back")
+
+
+def _until_in_time(call: Callable[[], T]) -> T:
+    """Repeat a call while the store is whole, before the harm and after it.
+
+    A StoreError is a timeout there: the machine is busy, and the far replica's patience is short.
+    The last of a hundred is raised.
+    """
+    for _ in range(99):
+        with suppress(StoreError):
+            return call()
+        time.sleep(0.1)
+    return call()
 
 
 def _server(case: Case) -> Server | None:

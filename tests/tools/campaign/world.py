@@ -21,7 +21,7 @@ from ragkv.history.node import PrefixMatch
 from ragkv.model.load import load_model
 from ragkv.model.loaded import LoadedModel
 from ragkv.report.account import ReuseReport
-from ragkv.store.base import Found
+from ragkv.store.types import Found
 
 *TEXTS, NEIGHBOUR = some_chunks(9, words=30)
 """The chunks of the prompts, and one that all of them are encoded behind, too, as versions."""
@@ -33,9 +33,7 @@ NEW_TOKENS = 3
 _MISSED = "missed"
 _TOLERANCE = 1e-3  # of ratio 1 against a full prefill: another order of summation
 
-_REUSE = ReuseConfig(
-    on_miss="skip",
-)
+_REUSE = ReuseConfig(on_miss="skip")
 
 Known = frozenset[tuple[int, str]]
 """The chunks that were found in a prompt: reused as an entry or a version, or missed."""

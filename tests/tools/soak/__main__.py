@@ -25,8 +25,7 @@ def main(
         typer.Option(help="Folder or hub name.", show_default="the embedded SmolLM2-135M"),
     ] = None,
     dtype: Annotated[
-        str | None,
-        typer.Option(help="float32 compares quantised models' answers most strictly."),
+        str | None, typer.Option(help="float32 compares quantised models' answers most strictly.")
     ] = None,
     url: Annotated[
         str | None,

@@ -157,9 +157,7 @@ class Mischief:
 
     async def malformed(self, client: httpx.AsyncClient) -> None:
         response = await client.post(
-            CHAT,
-            content=self.rng.choice(_MALFORMED),
-            headers={"Content-Type": "application/json"},
+            CHAT, content=self.rng.choice(_MALFORMED), headers={"Content-Type": "application/json"}
         )
         self._add("malformed", response, {400})
 

@@ -13,7 +13,7 @@ import httpx
 CHAT = "/v1/chat/completions"
 _MESSAGE = 300
 """Characters of an error's message that are kept."""
-_SOURCES = ("sink", "former_exact", "former_repaired", "reused", "version", "recomputed", "fresh")
+_SOURCES = ("sink", "history_exact", "history_repaired", "reused", "version", "recomputed", "fresh")
 """Where ragkv's report says that the prompt's tokens came from: they add up to it."""
 
 
@@ -139,4 +139,5 @@ def _sources(report: object) -> dict[str, int]:
     """Return prompt tokens by source from an event's report of ragkv, if there is one."""
     if not isinstance(report, dict):
         return {}
-    return {name: int(report[key]) for name in _SOURCES if (key := f"{name}_tokens") in report}
+    tokens = report.get("tokens") or {}
+    return {name: int(tokens[name]) for name in _SOURCES if name in tokens}

@@ -58,8 +58,8 @@ _AS_GIVEN = (
     *("api_base", "timeout", "max_retries"),
 )
 """Arguments that are fields as they come."""
-_OF_REUSE = frozenset(ReuseConfig.__dataclass_fields__) - {"seed"}
-"""Overrides of an engine's; an answer's seed is that of sampling."""
+_OF_REUSE = frozenset(ReuseConfig.__dataclass_fields__)
+"""Settings that override the engine's."""
 
 
 class RagKVLLM(OverEngine, Prompting, ToolCalling, StructuredPrediction, Serialisation, CustomLLM):

@@ -32,8 +32,8 @@ def as_completion(completion: Completion, delta: str | None = None) -> Completio
     report = completion.report.to_dict()
     ended = {"finish_reason": completion.openai_finish_reason}
     usage = {
-        "prompt_tokens": completion.report.prompt_tokens,
-        "completion_tokens": completion.report.completion_tokens,
+        "prompt_tokens": completion.report.tokens.prompt,
+        "completion_tokens": completion.report.decode.tokens,
     }
     raw = {
         "token_ids": list(completion.token_ids),

@@ -1,4 +1,4 @@
-"""What an operator asks of a store: what is in it, and whether all of it is whole."""
+"""An operator's tools: count what a store holds, verify it, copy it to another place."""
 
 from __future__ import annotations
 
@@ -10,23 +10,37 @@ from typing import Literal, NamedTuple
 from blake3 import blake3
 
 from ragkv.errors import StoreError
-from ragkv.store import names
-from ragkv.store.backends.base import Backend, Blob
-from ragkv.store.base import has_expired
+from ragkv.model.fingerprint import Fingerprint
+from ragkv.store.backends.backend import Backend, Blob
 from ragkv.store.chunk_store import ChunkStore
 from ragkv.store.entry.format import decode
 from ragkv.store.entry.header import NO_VERSION, RefusedEntryError, read_header
-from ragkv.store.names import TextRow, digest_of_fingerprint, digest_of_text, parse_entry_key
-from ragkv.store.versions.stored import to_field, version_in
+from ragkv.store.names import (
+    CLEARED,
+    OWNER,
+    Change,
+    TextRow,
+    change_of,
+    digest_of_fingerprint,
+    digest_of_text,
+    entries_of,
+    entry_key,
+    log_key,
+    parse_behind_key,
+    parse_entry_key,
+    text_key,
+)
+from ragkv.store.stored_versions import to_field, version_in
+from ragkv.store.types import EntryInfo, Terms, has_expired
 
 _WAITS_S = (0.01, 0.05)
-"""A value that another process removes loses its file before its row."""
+"""Waits before another look: a deletion removes a value's file before its row."""
 
 
 class Kind(NamedTuple):
-    """The entries of one model, sink and codec; ``dtype`` and ``codec`` are of one of them.
+    """The entries of one model, sink and codec.
 
-    They are empty where its header cannot be read.
+    ``dtype`` and ``codec`` are read from one header; they are empty where it cannot be read.
     """
 
     fingerprint: str
@@ -38,7 +52,7 @@ class Kind(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """What a namespace holds. Sizes are in bytes; expired entries are among the entries."""
+    """Contents of a namespace. Sizes are in bytes; ``entries`` includes expired ones."""
 
     texts: int
     documents: int
@@ -56,12 +70,12 @@ class Problem(NamedTuple):
     """A value that is not what its key says.
 
     ``damaged``
-        Its bytes are not those that were written, or not all of them; or its key's.
+        The bytes of the value or of its key differ from those written.
     ``foreign``
-        It is whole, but of another text or model: somebody moved it.
+        It is whole, but was written for another text or model: it was moved.
     ``orphaned``
-        An interrupted writer left it: an entry or a note without its text's row, a row
-        without entries. It does no harm, and ``gc`` removes it.
+        An interrupted write left it: an entry or a note without its text's row, or a row
+        without entries. It is harmless, and ``gc`` removes it.
     ``unknown``
         Its key belongs to a different version. It is never touched.
     """
@@ -73,10 +87,9 @@ class Problem(NamedTuple):
 
 @dataclass(slots=True)
 class Findings:
-    """What :func:`verify` found.
+    """Result of :func:`verify`: values and bytes read, values removed, and problems.
 
-    ``values`` and ``nbytes`` were read, ``healed`` removed; the next precompute puts those
-    chunks back.
+    The next precompute stores the removed chunks again.
     """
 
     values: int = 0
@@ -96,7 +109,7 @@ class Findings:
 
 
 def stats(store: ChunkStore) -> Stats:
-    """Count what a store holds; of the entries, one header a kind is read.
+    """Count what a store holds. One header is read for each kind of entry.
 
     Raises
     ------
@@ -125,32 +138,32 @@ def stats(store: ChunkStore) -> Stats:
 def verify(store: ChunkStore, *, heal: bool = False) -> Findings:
     """Read every value and its checksums.
 
-    Other processes may use the store meanwhile; what they are just writing may be
-    counted as orphaned.
+    Other processes may use the store meanwhile; a value that they are writing may be counted as
+    orphaned.
 
     Parameters
     ----------
     heal
-        Remove what is damaged or foreign.
+        Remove damaged and foreign values.
 
     Raises
     ------
     StoreError
-        The place cannot be read, or not written where ``heal`` has to.
+        The place cannot be read, or ``heal`` cannot write to it.
     """
     findings = Findings()
     backend = store.backend
     for key, nbytes in list(backend.damaged_keys()):
         findings.values += 1
         findings.nbytes += nbytes
-        findings.problems.append(Problem(ascii(key), "damaged", "no key, any more"))
+        findings.problems.append(Problem(ascii(key), "damaged", "not a key"))
         if heal:
             backend.delete(key)
     if heal and findings.problems:
         findings.healed = len(findings.problems) - len(list(backend.damaged_keys()))
     for key, nbytes in backend.scan(""):
         blob, problem = _looked_at(backend, key)
-        if blob is None and problem is None:  # it went meanwhile
+        if blob is None and problem is None:  # deleted meanwhile
             continue
         findings.values += 1
         findings.nbytes += nbytes
@@ -158,12 +171,58 @@ def verify(store: ChunkStore, *, heal: bool = False) -> Findings:
             continue
         findings.problems.append(problem)
         if heal and problem.kind in _HARMFUL and blob is not None:
-            findings.healed += _remove(backend, key, blob)
+            findings.healed += int(backend.delete_unchanged(key, blob))
     return findings
 
 
+@dataclass(slots=True)
+class Copied:
+    """Counts of written, existing, damaged and expired entries, and the bytes written."""
+
+    entries: int = 0
+    existing: int = 0
+    damaged: int = 0
+    expired: int = 0
+    nbytes: int = 0
+
+
+def copy_store(source: ChunkStore, target: ChunkStore) -> Copied:
+    """Copy a store's entries to another store; existing entries stay.
+
+    Documents and expiry are copied too, contextual versions are not. Every entry is verified
+    before it is written. Copying again continues after an interruption.
+
+    Raises
+    ------
+    StoreError
+        One of the stores cannot be read or written.
+    """
+    done = Copied()
+    for info in source.entries():
+        if has_expired(info.expires_at, time.time()):
+            done.expired += 1
+            continue
+        key = entry_key(digest_of_text(info.text), info.fingerprint)
+        blob = source.backend.get(key)
+        if blob is None:  # deleted meanwhile
+            continue
+        fingerprint = _verified(blob, info, key)
+        if fingerprint is None:
+            done.damaged += 1
+            continue
+        if target.contains(info.text, fingerprint):
+            done.existing += 1
+        else:
+            terms = Terms(expires_at=info.expires_at)
+            done.nbytes += target.put_encoded(info.text, fingerprint, [memoryview(blob)], terms)
+            done.entries += 1
+        for document in info.documents or (None,):
+            target.retain(info.text, fingerprint, Terms(document, info.expires_at))
+    return done
+
+
 def _looked_at(backend: Backend, key: str) -> tuple[Blob | None, Problem | None]:
-    """Read a value and say what is wrong with it; what is just going is looked at again."""
+    """Read a value and its problem, if any; try again in case it is just being deleted."""
     for wait in (*_WAITS_S, None):
         try:
             blob = backend.get(key)
@@ -189,8 +248,8 @@ def _problem(backend: Backend, key: str, blob: Blob) -> _Wrong:
         return _problem_of_note(backend, key)
     if room in {"held", "document"}:
         return _problem_of_holder(backend, key, blob)
-    if key in {names.OWNER, names.CLEARED} or names.change_of(key):
-        return None  # opening checks the first; texts' rows are compared with the others
+    if key in {OWNER, CLEARED} or change_of(key):
+        return None  # opening checks the owner; the log is compared with texts' rows
     return "unknown", "no key of this version"
 
 
@@ -199,7 +258,7 @@ def _problem_of_entry(backend: Backend, key: str, blob: Blob) -> _Wrong:
     if digests is None:
         return "unknown", "an entry of another version"
     try:
-        header, _ = read_header(memoryview(blob))
+        header, _ = read_header(blob)
         version = to_field(version_in(header)) if key.startswith("version/") else NO_VERSION
     except RefusedEntryError as refused:
         return "damaged", f"{refused} ({refused.reason})"
@@ -215,11 +274,11 @@ def _problem_of_entry(backend: Backend, key: str, blob: Blob) -> _Wrong:
 
 
 def _problem_of_note(backend: Backend, key: str) -> _Wrong:
-    found = names.parse_behind_key(key)
+    found = parse_behind_key(key)
     if found is None or parse_entry_key(found[1]) is None:
         return "unknown", "no key of this version"
     if backend.size(found[1]) is None or _row(backend, found[0]) is None:
-        return "orphaned", "a note of a version or text that is gone"
+        return "orphaned", "a note of a deleted version or text"
     return None
 
 
@@ -227,11 +286,11 @@ def _problem_of_text(backend: Backend, blob: Blob, digest: str) -> _Wrong:
     row = TextRow.parse(blob, digest)
     if row is None:
         return "damaged", "no row of this text"
-    if names.Change.parse(backend.get(names.log_key(row.change))).text != row.text:
-        if _row(backend, digest) != row:  # it went, or came again, meanwhile
+    if Change.parse(backend.get(log_key(row.change))).text != row.text:
+        if _row(backend, digest) != row:  # deleted or added again meanwhile
             return None
-        return "damaged", f"change {row.change} is of another text: none finds this one"
-    if not any(backend.scan(names.entries_of(digest))):
+        return "damaged", f"change {row.change} is of another text: no finder sees this one"
+    if not any(backend.scan(entries_of(digest))):
         return "orphaned", "a text without entries"
     return None
 
@@ -242,17 +301,23 @@ def _problem_of_holder(backend: Backend, key: str, blob: Blob) -> _Wrong:
         return "unknown", "no key of this version"
     text, document = (first, rest[0]) if room == "held" else (rest[0], first)
     if room == "held" and blake3(blob).hexdigest() != document:
-        return "damaged", "not the document's name"
+        return "damaged", "the name of another document"
     if _row(backend, text) is None:
         return "orphaned", "a document's note of a text that is not registered"
     return None
 
 
 def _row(backend: Backend, digest: str) -> TextRow | None:
-    return TextRow.parse(backend.get(names.text_key(digest)), digest)
+    return TextRow.parse(backend.get(text_key(digest)), digest)
 
 
-def _remove(backend: Backend, key: str, seen: Blob) -> bool:
-    """Remove a value, unless it was written again since it was read."""
-    now = backend.get(key)
-    return now is None or (memoryview(now) == memoryview(seen) and backend.delete(key))
+def _verified(blob: Blob, info: EntryInfo, key: str) -> Fingerprint | None:
+    """Return the entry's fingerprint; None if it is damaged or of another key."""
+    try:
+        fingerprint = read_header(blob)[0].fingerprint
+    except RefusedEntryError:
+        return None
+    if digest_of_fingerprint(fingerprint) != info.fingerprint:
+        return None
+    found = decode(blob, info.text, fingerprint, copy=True, place=key)
+    return None if found.reason else fingerprint

@@ -14,12 +14,11 @@ from ragkv.chunk.kv import ChunkKV
 from ragkv.errors import StoreFullError
 from ragkv.store import ChunkStore, names, open_store
 from ragkv.store.backends.memory import MemoryBackend
-from ragkv.store.base import Terms
-from ragkv.store.copy import copy_store
 from ragkv.store.entry.format import encode
-from ragkv.store.inspect import stats, verify
-from ragkv.store.versions.stored import StoredVersions, to_field
-from ragkv.store.versions.version import Version
+from ragkv.store.operate import copy_store, stats, verify
+from ragkv.store.stored_versions import StoredVersions, to_field
+from ragkv.store.types import Terms
+from ragkv.store.version import Version
 
 pytestmark = pytest.mark.usefixtures("without_syncs")
 A, B, C = "the first", "lone \ud800\udc00 surrogates", "the third"

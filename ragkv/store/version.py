@@ -1,7 +1,7 @@
-"""A version of a chunk, the same placed in a prompt, and how much of it must be recomputed there.
+"""Contextual versions of chunks, and how much of a version must be recomputed in a prompt.
 
 Cache-Craft, arXiv 2502.15734, section 3: a chunk's rows were computed behind some chunks (old) and
-are to stand behind others (new).
+are used behind others (new).
 """
 
 from __future__ import annotations
@@ -11,23 +11,22 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from ragkv.chunk.kv import ChunkKV
 from ragkv.model.fingerprint import Fingerprint
 from ragkv.prompt.tokens import IntArray
-from ragkv.store.base import has_expired
+from ragkv.store.types import has_expired
 
 NO_CONTEXT = 0.5
-"""CFO, at alpha 1, of rows that were computed behind the sink alone: CCI without a context."""
+"""CFO, at alpha 1, of rows computed directly behind the sink: CCI without a context."""
 
 
 class PathSpan(NamedTuple):
-    """Where a path has a chunk.
+    """A chunk's place in a path.
 
     Attributes
     ----------
@@ -43,7 +42,7 @@ class PathSpan(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Version:
-    """A chunk's KV as it is behind the sink and other chunks, and what it paid to them.
+    """A chunk's KV behind the sink and other chunks, and its attention to them.
 
     Attributes
     ----------
@@ -54,22 +53,22 @@ class Version:
     prefix
         Texts of the chunks before it, in their order.
     inter
-        ``[prefix]`` float64: the attention of all its tokens to all tokens of each of them, mean
-        over heads and layers.
+        ``[prefix]`` float64: the attention of all its tokens to all tokens of each of these
+        chunks, mean over heads and layers.
     intra
-        The same to its own tokens.
+        Its attention to its own tokens.
     impact
         Its CCI, see :func:`context_impact`.
     ranks
         ``[tokens]`` int64: each token's rank, from 0, by its attention to the prefix.
     path
-        A digest of all tokens up to its last one, :func:`digest_of_path`.
+        A digest of all tokens up to its last one, see :func:`digest_of_path`.
     first
         Position of its first token there.
     expires_at
-        When the first of all these chunks expires, in seconds since the epoch; None for never.
+        The earliest expiry time of all these chunks, in seconds since the epoch; None for never.
     place
-        Where the tree has its rows; None where the store alone does.
+        Its rows' place in the tree; None if only the store has them.
     """
 
     text: str
@@ -86,7 +85,7 @@ class Version:
 
     @property
     def stored_as(self) -> Fingerprint:
-        """The fingerprint of its rows in a store: no other context's, and not the entry's."""
+        """The fingerprint of its rows in a store, unique to its context."""
         return self.fingerprint.behind(self.prefix)
 
     @property
@@ -95,58 +94,29 @@ class Version:
         return has_expired(self.expires_at, time.time())
 
     def is_alike(self, other: Version) -> bool:
-        """Whether both are of one chunk in one context."""
+        """Whether both are of the same chunk in the same context."""
         mine, others = ((each.text, each.fingerprint, each.prefix) for each in (self, other))
         return mine == others
 
     def overhead(self, before: Sequence[str]) -> float:
-        """Return its CFO at alpha 1 behind other chunks, each named once."""
+        """Return its CFO at alpha 1 behind other chunks, each given once."""
         overlap = prefix_overlap(self.prefix, self.inter.tolist(), before)
         return fix_overhead(self.impact, overlap, order_penalty(self.prefix, before))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class PlacedVersion:
-    """A version in a prompt: a :class:`ragkv.chunk.kv.LayeredKV`.
-
-    ``rows`` are the version's; ``overhead`` is its CFO there, at alpha 1.
-    """
+class PlacedVersion(ChunkKV):
+    """The rows of a version in a prompt; ``overhead`` is its CFO there, at alpha 1."""
 
     version: Version
-    rows: ChunkKV
     overhead: float
 
-    @property
-    def text(self) -> str:
-        """The chunk's text."""
-        return self.rows.text
-
-    @property
-    def token_ids(self) -> npt.NDArray[np.int32]:
-        """``[tokens]``."""
-        return self.rows.token_ids
-
-    @property
-    def offsets(self) -> npt.NDArray[np.int32]:
-        """``[tokens, 2]``."""
-        return self.rows.offsets
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of keys and values."""
-        return self.rows.nbytes
-
-    def layers(self, which: slice) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return layers' keys and values, ``[layers, kv_heads, tokens, head_dim]`` each."""
-        return self.rows.layers(which)
-
-    def coded(self, which: slice) -> None:
-        """Return None: the layers are decoded."""
-        del which
-
-    def whole(self) -> ChunkKV:
-        """Return the rows."""
-        return self.rows
+    @classmethod
+    def of(cls, version: Version, rows: ChunkKV, overhead: float) -> Self:
+        """Return a version's rows with its overhead in a prompt."""
+        return cls(
+            rows.text, rows.token_ids, rows.offsets, rows.keys, rows.values, version, overhead
+        )
 
 
 def digest_of_path(ids: IntArray) -> str:
@@ -177,15 +147,15 @@ def context_impact(
 
 
 def prefix_overlap(old: Sequence[str], inter: Sequence[float], new: Sequence[str]) -> float:
-    """Return beta, from 0 to 1: the share of the attention to old chunks that new ones keep.
+    """Return beta, from 0 to 1: the share of the attention to old chunks that are among the new.
 
     Parameters
     ----------
     old, new
         The chunks before this one, each once.
     inter
-        The attention of this chunk's tokens to each of the old ones. Where all of it is 0,
-        nothing depends on them: the overlap is whole.
+        The attention of this chunk's tokens to each of the old ones. If all of it is 0, the overlap
+        is 1.
     """
     total, known = sum(inter), set(new)
     kept = sum(paid for text, paid in zip(old, inter, strict=True) if text in known)
@@ -195,7 +165,7 @@ def prefix_overlap(old: Sequence[str], inter: Sequence[float], new: Sequence[str
 def order_penalty(old: Sequence[str], new: Sequence[str]) -> float:
     """Return gamma, from 0 to 1: Kendall's tau distance of the common chunks' two orders.
 
-    It is the share of their pairs that stand the other way round; 0 where there is no pair.
+    It is the share of pairs in reverse order; 0 if there is no pair.
     """
     place = {text: at for at, text in enumerate(new)}
     pairs = list(combinations([place[text] for text in old if text in place], 2))

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from ragkv.store.versions.version import fix_overhead, order_penalty, prefix_overlap
+from ragkv.store.version import fix_overhead, order_penalty, prefix_overlap
 
 
 def swaps(order: list[int]) -> int:

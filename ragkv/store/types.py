@@ -1,4 +1,4 @@
-"""What a store is asked and answers."""
+"""Arguments and results of stores."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ class Found(Generic[EntryT_co]):
     ``fingerprint``
         The text is stored, but for another model, sink, dtype or codec.
     ``tokens``
-        The entry under this text's key is of another text, so of other tokens.
+        The entry under this text's key was made of another text.
     ``checksum``
-        The entry's bytes are not those that were written.
+        The entry's bytes differ from those written.
     ``format``
-        It is an entry of a version that this ragkv does not read, or no entry.
+        This ragkv does not read the entry's version, or it is no entry.
     ``expired``
         It has expired. ``gc`` deletes it.
     ``unreadable``
-        Its bytes, or the place they lie in, cannot be read, are truncated or missing.
+        Its bytes are truncated, missing, or cannot be read.
 
-    ``expires_at`` is the time at which a hit becomes a miss, None for never; tiers
-    keep it with their copy.
+    ``expires_at`` is the time at which a hit becomes a miss, None for never. Tiers store it with
+    their copy.
     """
 
     entry: EntryT_co | None
@@ -53,18 +53,18 @@ class Found(Generic[EntryT_co]):
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What a chunk is stored for, and until when.
+    """The document and the expiry time of a stored chunk.
 
     Attributes
     ----------
     document
-        What the chunk was cut from. A chunk may belong to several documents.
+        The chunk's document. A chunk can belong to several.
     expires_at
         Seconds since the epoch (``time.time()``) from which on the chunk is a miss; None for
         never. A chunk that is stored several times expires at the latest of the times.
-        :attr:`KEEP` leaves the time of a stored chunk as it is; a new chunk gets none.
+        :attr:`KEEP` does not change the time of a stored chunk; a new chunk never expires.
     revision
-        The state of the document that the chunk was cut from; empty where none was named.
+        The document's revision; empty where none is given.
     """
 
     document: str | None = None
@@ -75,17 +75,17 @@ class Terms:
 
 
 class TierUse(NamedTuple):
-    """What a tier of a store holds, and has served since it was opened.
+    """A tier's bytes and hits since the store was opened.
 
     Attributes
     ----------
     name
-        ``device``, ``memory``, ``below`` for the store behind them, ``prompts`` or ``versions``.
+        ``device``, ``memory``, ``below`` (the backend), ``prompts`` or ``versions``.
     nbytes
         Bytes in use; None where they are not counted.
     hits
-        Entries that were found; for ``prompts``, prompts that began with former rows. ``versions``
-        are listed once there is one.
+        Entries found; for ``prompts``, prompts that began with rows of earlier ones. ``versions``
+        is listed once there is one.
     """
 
     name: str
@@ -94,7 +94,7 @@ class TierUse(NamedTuple):
 
 
 class Room(NamedTuple):
-    """What a store's disk has left: ``nbytes`` in the file system of the folder ``place``."""
+    """Free bytes in the file system of the folder ``place``."""
 
     nbytes: int
     place: str
@@ -108,7 +108,7 @@ class Changes(NamedTuple):
     newest
         The store's change number.
     added, removed
-        Texts. One that was deleted and put again is in both: remove first, then add.
+        Texts. One that was deleted and stored again is in both: remove first, then add.
     """
 
     newest: int

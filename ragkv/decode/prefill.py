@@ -24,7 +24,7 @@ PIECE, PIECE_CPU = 8192, 1024
 def full_prefill(
     loaded: LoadedModel, ids: IntArray, into: Cache | None = None
 ) -> tuple[torch.Tensor, Cache]:
-    """Prefill ``ids`` ``[tokens]`` as transformers does, with products as a pass has them.
+    """Prefill ``ids`` ``[tokens]`` as transformers does, with the products of a pass.
 
     Parameters
     ----------
@@ -40,7 +40,7 @@ def full_prefill(
     Raises
     ------
     UnsupportedModelError
-        The model's cache is no transformers Cache.
+        The model's cache is not a transformers Cache.
     """
     prompt = torch.from_numpy(ids.astype(np.int64)).to(loaded.device)[None]
     given = {} if into is None else cache_argument(loaded.model, into)
@@ -59,10 +59,10 @@ def full_prefill(
 
 
 def prefill_into(loaded: ReusableModel, ids: IntArray, cache: SplicedCache) -> torch.Tensor:
-    """Prefill ``ids`` ``[tokens]`` into an empty cache: long prompts a piece at a time.
+    """Prefill ``ids`` ``[tokens]`` into an empty cache, long prompts in pieces.
 
-    A piece's activations take a few MB, where those of a whole prompt of 32,768 tokens take some
-    GB. In float32 on a GPU all go by ragkv's own attention, which needs no scores in memory.
+    A piece's activations take a few MB, those of a whole prompt of 32,768 tokens several GB. In
+    float32 on a GPU all prompts use ragkv's attention, which needs no scores in memory.
 
     Returns
     -------
@@ -80,10 +80,10 @@ def prefill_into(loaded: ReusableModel, ids: IntArray, cache: SplicedCache) -> t
 
 
 def rounding_kl(loaded: ReusableModel, ids: IntArray) -> float:
-    """Return how far quantised products move the distribution of the token after ``ids``.
+    """Return the effect of quantised products on the distribution of the token after ``ids``.
 
-    That is the Kullback-Leibler divergence in nats, from float32 products; 0 where no product is
-    rounded. The model's lock must be held.
+    It is the Kullback-Leibler divergence from float32 products in nats, 0 if no product is rounded.
+    The model's lock must be held.
     """
     with in_float32(loaded.model):
         exact, _ = full_prefill(loaded, ids)

@@ -1,4 +1,4 @@
-"""Say what is wrong with a model's folder before transformers asks the hub for it."""
+"""Folders: check a model's before transformers tries the hub, and find the user's cache."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from ragkv.errors import ConfigError, ModelNotFoundError
 
 _CONFIGS = ("config.json", "adapter_config.json")
 _INSIDE = ("*", "snapshots/*")
-"""Where a folder that is no model's often has some."""
+"""Places of models inside a folder that is not a model's."""
 _MOST_NAMED = 8
 _HOMELESS = (
-    "this user has no home folder: set HOME (or XDG_CACHE_HOME, for the cache folder) to a folder "
-    "that can be written, or give a whole path"
+    "this user has no home folder: set HOME (or XDG_CACHE_HOME, for the cache folder) to a "
+    "writable folder, or give an absolute path"
 )
 
 
@@ -31,8 +31,8 @@ def check_place(name: str | Path, *, configured: bool = True) -> Path | None:
     Raises
     ------
     ModelNotFoundError
-        It can only be a folder and is not there, is a file, or has no model in it; the message
-        says what is there.
+        It must be a folder and is missing, is a file, or contains no model; the message lists what
+        is there.
     """
     path = expanded(name)
     if path.is_file():
@@ -47,7 +47,7 @@ def check_place(name: str | Path, *, configured: bool = True) -> Path | None:
 
 
 def expanded(path: str | Path) -> Path:
-    """Return a path without ``~``; ConfigError where the user has no home folder."""
+    """Return a path with ``~`` expanded; ConfigError if the user has no home folder."""
     try:
         return Path(path).expanduser()
     except RuntimeError as error:
@@ -63,7 +63,7 @@ def cache_folder() -> Path:
 
 
 def near(path: Path) -> str:
-    """Return what the nearest folder that is there has instead, as the end of a sentence."""
+    """Return the end of a sentence: the contents of the nearest existing folder."""
     missing = path.absolute()
     while not missing.parent.is_dir():
         missing = missing.parent
@@ -76,7 +76,7 @@ def near(path: Path) -> str:
 
 
 def _is_path(name: str | Path) -> bool:
-    """Whether this can be no name on the hub, which has at most one slash."""
+    """Whether this cannot be a name on the hub, which has at most one slash."""
     text = os.fspath(name)
     return (
         isinstance(name, Path)

@@ -11,13 +11,12 @@ import pytest
 from store_entries import FINGERPRINT, OTHER, make_entry, same, without_syncs  # noqa: F401
 
 from ragkv.errors import StoreError, StoreFullError
-from ragkv.store.backends.base import Bytes
+from ragkv.store.backends.backend import Bytes
 from ragkv.store.backends.memory import MemoryBackend, Place
-from ragkv.store.base import Terms
 from ragkv.store.chunk_store import ChunkStore
-from ragkv.store.copy import copy_store
-from ragkv.store.inspect import stats, verify
 from ragkv.store.names import digest_of_fingerprint, digest_of_text, entry_key, text_key
+from ragkv.store.operate import copy_store, stats, verify
+from ragkv.store.types import Terms
 
 INT8 = replace(FINGERPRINT, codec="int8")
 

@@ -1,4 +1,4 @@
-"""A tier: copies of entries in this process's memory, or on the model's device."""
+"""A tier: copies of entries in the memory of this process or of the model's device."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import torch
 
 from ragkv.chunk.kv import ChunkKV
 from ragkv.model.fingerprint import Fingerprint
-from ragkv.model.memory import pinned, pinned_bytes
-from ragkv.model.out_of_memory import is_out_of_memory
-from ragkv.store.base import TierUse, has_expired, later
+from ragkv.model.memory import is_out_of_memory
+from ragkv.model.workspace import pinned, pinned_bytes
 from ragkv.store.tiers.admission import Admission
 from ragkv.store.tiers.pgdsf import PGDSF
+from ragkv.store.types import TierUse, has_expired, later
 
 _log = logging.getLogger(__name__)
 ENTRY_OVERHEAD = 1024
@@ -27,7 +27,7 @@ _Key = tuple[str, Fingerprint]
 
 
 class TierEntry(NamedTuple):
-    """A copy of an entry, and when its chunk expires."""
+    """A copy of an entry, and the expiry time of its chunk."""
 
     entry: ChunkKV
     fingerprint: Fingerprint
@@ -44,14 +44,12 @@ class MemoryTier:
     device
         Where the tensors are kept.
     pin
-        Keep the tensors in pinned memory, for asynchronous copies to a GPU. It is allocated
-        in powers of two, and counted so.
+        Keep the tensors in pinned memory, for asynchronous copies to a GPU. Sizes are rounded up
+        to powers of two, as torch allocates them.
     costs
-        What computing ``(cached, new)`` tokens takes, by which entries are evicted; None counts
-        tokens.
+        Cost of computing ``new`` tokens after ``cached`` ones, for eviction; None counts tokens.
     admission
-        Keep a new entry out of a full tier unless it was requested more often than
-        those that it would evict.
+        A full tier admits an entry only if it was requested more often than those it would evict.
 
     Notes
     -----
@@ -80,7 +78,7 @@ class MemoryTier:
 
     @property
     def copies(self) -> bool:
-        """Whether an entry of the host is copied when it is put."""
+        """Whether putting an entry copies it."""
         return self._pin or self.device.type != "cpu"
 
     @property
@@ -89,17 +87,17 @@ class MemoryTier:
         return self._policy.nbytes
 
     def in_use(self) -> TierUse:
-        """Return what it holds and has served."""
+        """Return the tier's bytes and hits."""
         name = "memory" if self.device.type == "cpu" else "device"
         return TierUse(name, self.nbytes, self._hits)
 
     def texts(self) -> list[str]:
-        """Return the texts that it has entries of."""
+        """Return the texts of its entries."""
         with self._lock:
             return list(self._fingerprints)
 
     def get(self, text: str, fingerprint: Fingerprint) -> TierEntry | None:
-        """Return an entry, without a copy, unless its chunk has expired."""
+        """Return an entry, not copied, unless its chunk has expired."""
         self.count_request(text, fingerprint)
         with self._lock:
             found = self._valid(text, fingerprint)
@@ -114,7 +112,7 @@ class MemoryTier:
             return self._valid(text, fingerprint) is not None
 
     def count_request(self, text: str, fingerprint: Fingerprint) -> None:
-        """Count a request for admission, also one that a tier before this one served."""
+        """Count a request for admission, also if an earlier tier served it."""
         if self._admission is not None:
             with self._lock:
                 self._admission.count((text, fingerprint), len(self._kept))
@@ -122,7 +120,7 @@ class MemoryTier:
     def put(
         self, entry: ChunkKV, fingerprint: Fingerprint, expires_at: float | None = None
     ) -> list[TierEntry] | None:
-        """Keep an entry and return those that it evicted; None where it is not kept."""
+        """Keep an entry and return those it evicted; None if it is not kept."""
         key, nbytes = (entry.text, fingerprint), self._size(entry)
         with self._lock:
             if not self._admitted(key, nbytes):
@@ -132,7 +130,7 @@ class MemoryTier:
             entry = (_pinned(entry) if self._pin else None) or _owned(entry, self.device)
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
-                raise  # but an answer never fails for want of storage
+                raise  # an answer never fails because a tier has no memory
             _log.warning("a chunk was not kept on %s: %s", self.device, str(error))
             self.drop(*key)
             return None
@@ -148,7 +146,7 @@ class MemoryTier:
             return evicted
 
     def extend(self, text: str, expires_at: float | None) -> None:
-        """Let a chunk expire later, as :class:`ragkv.store.base.Terms` says."""
+        """Postpone a chunk's expiry as :class:`ragkv.store.types.Terms` specifies."""
         with self._lock:
             for fingerprint in self._fingerprints.get(text, ()):
                 kept = self._kept[text, fingerprint]
@@ -191,7 +189,7 @@ class MemoryTier:
         return self._admission.admits(key, victims)
 
     def _victims(self, nbytes: int) -> list[_Key]:
-        """Return the entries to evict so that one of this size fits."""
+        """Return the entries to evict for one of this size."""
         return self._policy.victims(self._policy.nbytes + nbytes - self.budget)  # type: ignore[return-value]
 
     def _evict(self, key: _Key) -> TierEntry:
@@ -218,7 +216,7 @@ def size_of(entry: ChunkKV) -> int:
 
 
 def _pinned(entry: ChunkKV) -> ChunkKV | None:
-    """Copy the tensors to pinned memory; None where there is none."""
+    """Copy the tensors to pinned memory; None if there is none."""
     both = pinned((2, *entry.keys.shape), entry.keys.dtype)
     if both is None:
         return None
@@ -227,7 +225,7 @@ def _pinned(entry: ChunkKV) -> ChunkKV | None:
 
 
 def _owned(entry: ChunkKV, device: torch.device) -> ChunkKV:
-    """Move the tensors to a device, as copies where they are views of larger ones."""
+    """Move the tensors to a device; copy views of larger tensors."""
     keys, values = entry.keys.detach().to(device), entry.values.detach().to(device)
     if _storage_bytes(keys, values) > entry.nbytes:
         keys, values = keys.clone(), values.clone()

@@ -1,10 +1,9 @@
 """Sparse attention of the recomputed rows in the upper layers.
 
-There a recomputed token attends only to tokens that are exact in this prompt (the sink, the
-first chunk behind it, and all tokens that the pass computes) and to a few tokens before it in
-its own chunk. Most of a pass's attention goes to other cached tokens, and at that depth these
-no longer change what the query reads. Fresh tokens, the query among them, attend to all.
-docs/log.md has the measurements.
+There a recomputed token attends only to tokens that are exact in this prompt (the sink, the first
+chunk behind it, and all tokens that the pass computes) and to a few tokens before it in its own
+chunk. Most of a pass's attention goes to other cached tokens, which at that depth no longer affect
+the query. Fresh tokens, including the query, attend to all. docs/log.md has the measurements.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ Positions = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Sparse:
-    """Recomputed tokens attend sparsely behind a share ``after`` of the layers.
+    """Recomputed tokens attend sparsely after a share ``after`` of the layers.
 
     They see the tokens that are exact or computed in this prompt, and ``near`` tokens before
     them in their own chunk.

@@ -10,7 +10,7 @@ import torch
 from tiny import FAMILIES
 
 from ragkv import RagKV
-from ragkv.decode import full
+from ragkv.decode import prefill
 from ragkv.model.lock import lock_of
 from ragkv.splice.buffer import SplicedCache
 
@@ -21,14 +21,14 @@ Make = Callable[..., RagKV]
 def rows(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Pieces of 16 tokens; the rows of each."""
     seen: list[int] = []
-    run = full.subset_forward
+    run = prefill.subset_forward
 
-    def counted(loaded: object, subset: full.SubsetPass) -> torch.Tensor:
+    def counted(loaded: object, subset: prefill.SubsetPass) -> torch.Tensor:
         seen.append(len(subset.rows))
         return run(loaded, subset)
 
-    monkeypatch.setattr(full, "PIECE_CPU", 16)
-    monkeypatch.setattr(full, "subset_forward", counted)
+    monkeypatch.setattr(prefill, "PIECE_CPU", 16)
+    monkeypatch.setattr(prefill, "subset_forward", counted)
     return seen
 
 
@@ -36,7 +36,7 @@ def prefilled(engine: RagKV, ids: np.ndarray) -> tuple[torch.Tensor, SplicedCach
     loaded = engine.loaded
     cache = SplicedCache(loaded, 0, spare=len(ids) + 8)
     with lock_of(loaded.model):
-        return full.prefill_into(loaded, ids, cache), cache
+        return prefill.prefill_into(loaded, ids, cache), cache
 
 
 @pytest.mark.parametrize("tokens", [16, 17, 57])

@@ -1,4 +1,4 @@
-"""Contextual versions in a store: what an entry's header says of one, and their rows."""
+"""Contextual versions in a store: their rows, and the header field that describes each."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import numpy as np
 from ragkv.chunk.kv import ChunkKV
 from ragkv.errors import StoreError
 from ragkv.model.fingerprint import Fingerprint
-from ragkv.store.backends.base import length_of
+from ragkv.store.backends.backend import length_of
 from ragkv.store.chunk_store import ChunkStore
 from ragkv.store.entry.format import encode, open_entry
 from ragkv.store.entry.header import Header, RefusedEntryError, canonical, read_header
 from ragkv.store.entry.lazy import CorruptEntryError
 from ragkv.store.names import digest_of_text, text_key, version_key, versions_of
-from ragkv.store.versions.version import Version
+from ragkv.store.version import Version
 
 _log = logging.getLogger(__name__)
 _WRONG = (KeyError, TypeError, ValueError, OverflowError, RecursionError, AttributeError, Warning)
@@ -27,8 +27,8 @@ _WRONG = (KeyError, TypeError, ValueError, OverflowError, RecursionError, Attrib
 class StoredVersions:
     """The versions of a store's chunks.
 
-    A version is deleted with any of its chunks. A store in memory keeps none beside the engine's,
-    and a remote one none either: each prompt would wait for a list of them.
+    A version is deleted with any of its chunks. A store in memory keeps none, since the engine has
+    them, and a remote store none, since each prompt would wait for a list of them.
     """
 
     def __init__(self, store: ChunkStore) -> None:
@@ -37,10 +37,9 @@ class StoredVersions:
         self.keeps = not (store.backend.private or store.backend.remote)
 
     def put(self, version: Version, rows: ChunkKV) -> int:
-        """Write a version's rows where all of its chunks are stored; return the bytes, or 0.
+        """Write a version's rows if all of its chunks are stored; return the bytes, or 0.
 
-        Keys stand as they were computed, rotated from position ``version.first`` on, unless the
-        codec loses something of them.
+        Keys are rotated from position ``version.first`` on, as computed, unless the codec is lossy.
 
         Raises
         ------
@@ -73,7 +72,7 @@ class StoredVersions:
                 if blob is None:
                     continue
                 try:
-                    version = version_in(read_header(memoryview(blob))[0])
+                    version = version_in(read_header(blob)[0])
                 except RefusedEntryError as refused:
                     self._store.refuse(key, blob, refused)
                     continue
@@ -85,15 +84,15 @@ class StoredVersions:
         return found
 
     def read(self, version: Version) -> ChunkKV | None:
-        """Return a version's rows as put; None where not stored, or damaged; never raise."""
+        """Return a version's rows as put; None if absent or damaged; never raise."""
         key = _key_of(version)
         try:
             blob = self._backend.get(key) if self.keeps else None
             if blob is None:
                 return None
             try:
-                wanted = version.text, version.stored_as, to_field(version)
-                return open_entry(blob, *wanted, copy=True).whole()
+                field = to_field(version)
+                return open_entry(blob, version.text, version.stored_as, field, copy=True).whole()
             except RefusedEntryError as refused:
                 self._store.refuse(key, blob, refused)
             except CorruptEntryError as corrupt:
@@ -103,7 +102,7 @@ class StoredVersions:
         return None
 
     def delete(self, version: Version) -> None:
-        """Delete a version's rows; what is noted of it stays until ``gc``; raises StoreError."""
+        """Delete a version's rows; their notes stay until ``gc``; raises StoreError."""
         self._backend.delete(_key_of(version))
 
 
@@ -128,12 +127,12 @@ def to_field(version: Version) -> str:
 
 
 def version_in(header: Header) -> Version:
-    """Return the version that the header is of.
+    """Return the version of a header.
 
     Raises
     ------
     RefusedEntryError
-        The field is not what :func:`to_field` makes, or of another fingerprint.
+        The field was not made by :func:`to_field`, or is of another fingerprint.
     """
     try:
         (about,) = json.loads(header.version)
@@ -164,5 +163,5 @@ def _version(header: Header, about: dict[str, Any]) -> Version:
 
 
 def _escaped(text: str) -> str:
-    """Return ASCII that keeps lone surrogates, even two in a row."""
+    """Return ASCII that preserves lone surrogates, even two in a row."""
     return text.encode("unicode_escape").decode("ascii")

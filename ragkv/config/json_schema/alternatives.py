@@ -1,0 +1,213 @@
+"""The alternatives of a JSON schema: what a value has to satisfy, without references and unions.
+
+A schema is written as a disjunction of conjunctions. ``$ref`` and ``allOf`` add parts to each
+alternative; each branch of ``anyOf`` and ``oneOf`` gives an alternative of its own, and so does the
+presence or absence of a property that others depend on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import product
+from math import prod
+from typing import Any
+
+from ragkv.config.json_schema.references import DIRECT, ELSEWHERE, NAMED, References
+from ragkv.errors import ConfigError
+
+Schema = Mapping[str, Any]
+
+UNIONS = ("anyOf", "oneOf")
+CONDITIONS = ("if", "then", "else")
+DEPENDENT = ("dependentRequired", "dependentSchemas", "dependencies")
+UNEVALUATED = frozenset({"unevaluatedProperties", "unevaluatedItems"})
+UNKNOWN = frozenset({ELSEWHERE, "$dynamicRef", "$recursiveRef"})
+"""Keywords for schemas that are not known."""
+
+CONSTRAINTS = frozenset(
+    {
+        *((NAMED | DIRECT | UNKNOWN) - {"$defs", "definitions"}),
+        *("$ref", "type", "enum", "const", "required", "minProperties", "maxProperties"),
+        *("minItems", "maxItems", "uniqueItems", "minContains", "maxContains"),
+        *("minLength", "maxLength", "pattern", "format", "multipleOf"),
+        *("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"),
+    }
+)
+"""Keywords that can make values invalid; all others are annotations."""
+
+_OWN = CONSTRAINTS - {"$ref", "allOf", *UNIONS, *DEPENDENT, *UNEVALUATED}
+
+MOST_EXPANDED = 50_000
+"""Alternatives of all schemas of a document; a schema counts as often as it is referred to."""
+
+MOST_DEPENDENCIES = 6
+"""Enforced dependencies of an object's properties; each doubles the alternatives."""
+
+FALSE: Schema = {"enum": []}
+
+
+@dataclass(frozen=True, slots=True)
+class SchemaPart:
+    """Keywords of one schema in an alternative.
+
+    Attributes
+    ----------
+    keywords
+        Without ``$ref``, ``allOf`` and unions. A nested schema with an ``unevaluated`` keyword is
+        complete, because the keyword refers to that schema's own ``$ref`` and ``allOf``.
+    closes
+        Whether ``properties`` in the part close the object.
+    enforced
+        False for a part that only names properties, e.g. a condition.
+    """
+
+    keywords: Schema
+    closes: bool = True
+    enforced: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Alternative:
+    """Parts that a value satisfies together.
+
+    Attributes
+    ----------
+    parts
+        In the order of the document.
+    branches
+        The keyword and the index of the chosen branch for each union, by the union's identity.
+    """
+
+    parts: tuple[SchemaPart, ...] = ()
+    branches: Mapping[int, tuple[str, int]] = field(default_factory=dict)
+
+    def __add__(self, other: Alternative) -> Alternative:
+        return Alternative(self.parts + other.parts, {**self.branches, **other.branches})
+
+    def excludes(self, other: Alternative) -> bool:
+        """Return whether both have different branches of one ``oneOf``."""
+        return any(
+            keyword == "oneOf" and other.branches.get(union, (keyword, index))[1] != index
+            for union, (keyword, index) in self.branches.items()
+        )
+
+
+class Alternatives:
+    """Reads the alternatives of a document's schemas.
+
+    Parameters
+    ----------
+    document
+        The JSON schema that references point into. Do not change it afterwards.
+    """
+
+    def __init__(self, document: Schema) -> None:
+        self._references = References(document)
+        self._left = MOST_EXPANDED
+
+    def of(self, schema: Any) -> list[Alternative]:
+        """Return a schema's alternatives.
+
+        Raises
+        ------
+        ConfigError
+            A part of it is not a schema; a ``$ref`` points to nothing or only to itself.
+        """
+        found = self._expand(schema, ())
+        if not found:
+            raise _endless(schema)
+        return found
+
+    def referred(self, schema: Any) -> Any:
+        """Return the target of a schema whose only constraint is a ``$ref``; otherwise itself."""
+        seen: set[int] = set()
+        while isinstance(schema, Mapping) and schema.keys() & CONSTRAINTS == {"$ref"}:
+            if id(schema) in seen:
+                raise _endless(schema)
+            seen.add(id(schema))
+            schema = self._references.target(schema)
+        return schema
+
+    def _expand(self, schema: Any, inside: tuple[int, ...]) -> list[Alternative]:
+        """Return a schema's alternatives; none for one that is being expanded already."""
+        if isinstance(schema, bool):
+            return [Alternative(() if schema else (SchemaPart(FALSE),))]
+        if not isinstance(schema, Mapping):
+            raise ConfigError(f"a schema must be an object, true or false, not {schema!r}")
+        if id(schema) in inside:
+            return []
+        if inside and UNEVALUATED & schema.keys():
+            return [Alternative((SchemaPart(schema),))]
+        factors = list(self._factors(schema, (*inside, id(schema))))
+        self._left -= 1 + prod(map(len, factors))
+        if self._left < 0:
+            raise ConfigError("the schema is too large, once its references are written out")
+        return [sum(chosen, Alternative()) for chosen in product(*factors)]
+
+    def _factors(self, schema: Schema, inside: tuple[int, ...]) -> Iterator[list[Alternative]]:
+        """Yield, for each keyword in the document's order, the alternatives that it adds."""
+        _check(schema)
+        own = {name: value for name, value in schema.items() if name in _OWN}
+        first = next(iter(own), None)
+        for keyword, value in schema.items():
+            if keyword == "$ref":
+                yield self._expand(self._references.target(schema), inside)
+            elif keyword == "allOf":
+                yield from [self._expand(each, inside) for each in listed(schema, keyword)]
+            elif keyword in UNIONS:
+                yield list(self._union(schema, keyword, inside))
+            elif keyword in DEPENDENT and isinstance(value, Mapping):
+                if len(value) > MOST_DEPENDENCIES:
+                    yield [Alternative((SchemaPart({keyword: value}),))]
+                    continue
+                yield from [list(self._dependency(*each, inside)) for each in value.items()]
+            elif keyword in CONDITIONS:
+                parts = [part for each in self._expand(value, inside) for part in each.parts]
+                yield [Alternative(tuple(replace(p, closes=False, enforced=False) for p in parts))]
+            if keyword == first:
+                yield [Alternative((SchemaPart(own),))]
+
+    def _union(
+        self, schema: Schema, keyword: str, inside: tuple[int, ...]
+    ) -> Iterator[Alternative]:
+        match schema.get("discriminator"):
+            case {"propertyName": str(name)}:
+                discriminator = Alternative((SchemaPart({"required": [name]}),))
+            case _:
+                discriminator = Alternative()
+        given = listed(schema, keyword) or [False]
+        for index, branch in enumerate(given):
+            chosen = Alternative((), {id(given): (keyword, index)}) + discriminator
+            yield from (each + chosen for each in self._expand(branch, inside))
+
+    def _dependency(self, name: str, needed: Any, inside: tuple[int, ...]) -> Iterator[Alternative]:
+        """Yield the alternatives without a property, and with it and with what it needs."""
+        rest = {"required": needed} if isinstance(needed, list) else needed
+        absent = SchemaPart({"properties": {name: False}}, closes=False)
+        named = (SchemaPart(rest, closes=False, enforced=False),) if rest is not needed else ()
+        yield Alternative((absent, *named))
+        present = SchemaPart({"required": [name]}, closes=False)
+        for each in self._expand(rest, inside):
+            parts = (replace(part, closes=False) for part in each.parts)
+            yield Alternative((present, *parts), each.branches)
+
+
+def _check(schema: Schema) -> None:
+    required, form = schema.get("required", []), schema.get("format", "")
+    if not (isinstance(required, list) and all(isinstance(each, str) for each in required)):
+        raise ConfigError(f"required must be a list of names beside properties, not {required!r}")
+    if not isinstance(form, str):
+        raise ConfigError(f"format must be a name, not {form!r}")
+
+
+def listed(schema: Schema, keyword: str) -> Sequence[Any]:
+    """Return a keyword's list of schemas; raises ConfigError if it is not a list."""
+    given = schema[keyword]
+    if not isinstance(given, list):
+        raise ConfigError(f"{keyword} must be a list of schemas, not {given!r}")
+    return given
+
+
+def _endless(schema: Schema) -> ConfigError:
+    return ConfigError(f"the schema {dict(schema)!r:.80} refers to itself and to nothing else")
