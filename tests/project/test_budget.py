@@ -34,7 +34,7 @@ CODE = {
     "ragkv/history": 610,
     "ragkv/ingest": 405,
     "ragkv/model": 1802,
-    "ragkv/prompt": 1382,
+    "ragkv/prompt": 1476,
     "ragkv/recompute": 290,
     "ragkv/report": 828,
     "ragkv/retrieve": 135,
@@ -48,7 +48,7 @@ CODE = {
     "examples": 547,
     "integrations": 4811,
     "kernels": 2395,
-    "tests": 32283,
+    "tests": 32422,
 }
 LAYOUT = {
     tokenize.COMMENT,
