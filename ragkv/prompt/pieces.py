@@ -19,10 +19,9 @@ from tokenizers import Encoding, Tokenizer
 from tokenizers.models import BPE
 from transformers import PreTrainedTokenizerBase
 
-from ragkv.prompt.rolling import code_points, window_hashes
+from ragkv.prompt.rolling import Codes, code_points, window_hashes
 
-IntArray = npt.NDArray[np.int32]
-Encoded = tuple[IntArray, IntArray]
+Encoded = tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]
 """Ids ``[tokens]``, and the first character and the end of each token, ``[tokens, 2]``."""
 
 _KEPT = 32768
@@ -60,14 +59,14 @@ class Divider:
 
     def encode(self, text: str) -> Encoded:
         """Return the tokens of the whole text."""
-        hashes = window_hashes(code_points(text), _SEEN)
-        places = _places(text)
+        codes = code_points(text)
+        hashes, places = window_hashes(codes, _SEEN), _places(codes)
         places = places[places < len(hashes)]
         return self._join(text, places[(hashes[places] >> np.uint64(32)) % _SPACING == 0].tolist())
 
     def is_exact(self, text: str, whole: Encoded) -> bool:
         """Whether the text has the same tokens when it is cut at every place."""
-        ids, offsets = self._join(text, _places(text).tolist())
+        ids, offsets = self._join(text, _places(code_points(text)).tolist())
         return np.array_equal(ids, whole[0]) and np.array_equal(offsets, whole[1])
 
     def _join(self, text: str, cuts: list[int]) -> Encoded:
@@ -129,8 +128,7 @@ def as_arrays(encoding: Encoding) -> Encoded:
     return np.asarray(encoding.ids, dtype=np.int32), offsets
 
 
-def _places(text: str) -> npt.NDArray[np.intp]:
+def _places(codes: Codes) -> npt.NDArray[np.intp]:
     """Return the offsets of blanks between two ASCII letters."""
-    codes = code_points(text)
     letters = (codes | 32) - np.uint32(ord("a")) < 26
     return np.flatnonzero((codes[1:-1] == ord(" ")) & letters[:-2] & letters[2:]) + 1

@@ -11,7 +11,7 @@ from tokenizers import Encoding, Tokenizer
 from transformers import PreTrainedTokenizerBase
 
 from ragkv.errors import ConfigError
-from ragkv.prompt.pieces import as_arrays, divider_of
+from ragkv.prompt.pieces import Encoded, as_arrays, divider_of
 from ragkv.prompt.render import Rendered
 
 IntArray = npt.NDArray[np.int32]
@@ -52,8 +52,9 @@ def tokenize(rendered: Rendered, tokenizer: PreTrainedTokenizerBase) -> Tokens:
     require_readable(rendered.text, "prompt")
     text, special = rendered.text, rendered.add_special_tokens
     if not tokenizer.is_fast:  # served in full: no chunk is looked for
-        ids = np.asarray(tokenizer(text, add_special_tokens=special, verbose=False)["input_ids"])
-        return Tokens(ids.astype(np.int32), np.zeros((len(ids), 2), dtype=np.int32))
+        encoded = tokenizer(text, add_special_tokens=special, verbose=False)
+        ids = np.asarray(encoded["input_ids"], dtype=np.int32)
+        return Tokens(ids, np.zeros((len(ids), 2), dtype=np.int32))
     if not (special and tokenizer.num_special_tokens_to_add()):
         divider = divider_of(tokenizer, _encode)
         if divider is not None:
@@ -64,7 +65,7 @@ def tokenize(rendered: Rendered, tokenizer: PreTrainedTokenizerBase) -> Tokens:
     return Tokens(*as_arrays(found))
 
 
-def _encode(backend: Tokenizer, text: str, *, special: bool = False) -> tuple[IntArray, IntArray]:
+def _encode(backend: Tokenizer, text: str, *, special: bool = False) -> Encoded:
     found = backend.encode(text, add_special_tokens=special)
     if _is_changed(found):
         own = copy.deepcopy(backend)
