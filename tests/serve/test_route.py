@@ -187,7 +187,6 @@ def test_a_proxy_sends_the_same_chunks_to_the_same_replica(replicas, proxy):
                 assert len(answer.report.chunks) + len(answer.report.misses) >= 3
     for prompt in prompts:
         assert sorted(counter[prompt] for counter in asked) == [0, 0, 3]
-    assert sum(1 for counter in asked if counter) > 1
     warm = [each.engine.status().tiers[0].hits for each in replicas]
     assert sum(warm) > 0
 
@@ -198,6 +197,11 @@ def test_a_proxy_sends_the_same_chunks_to_the_same_replica(replicas, proxy):
         return {each.json()["model"] for each in found}
 
     assert len(names(6)) > 1  # without the header any replica answers
+    listed = [
+        httpx.get(f"{proxy}/v1/models", headers={HEADER: f"{key:016x}"}).json()["data"][0]["id"]
+        for key in range(64)  # ports are random: a few keys may well fall to one replica
+    ]
+    assert len(set(listed)) > 1
     route = httpx.get(f"{proxy}/v1/route", params={"text": chunks[:3]}).json()["route"]
     (home,) = names(4, **{HEADER: route})
     dead = next(each for each in replicas if each.service.settings.model_name == home)
