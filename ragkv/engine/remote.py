@@ -36,5 +36,9 @@ class RemoteAnswer(Protocol):
         ...
 
 
-RemoteDecoder = Callable[[LoadedModel, DecodeConfig], RemoteAnswer]
-"""Begins an answer; raises ConfigError where it cannot be decoded as the configuration says."""
+class RemoteDecoder(Protocol):
+    """The program that decodes in that process, such as a vLLM."""
+
+    def __call__(self, loaded: LoadedModel, namespace: str, decode: DecodeConfig) -> RemoteAnswer:
+        """Begin an answer; raises ConfigError for settings that the program lacks."""
+        ...
