@@ -34,7 +34,7 @@ def account_of(
         tokens=located.tokens,
         origin=plan.origin,
         spans=located.known,
-        missed=(*located.missed, *plan.spliced.missed),
+        missed=(*located.missed, *plan.missed),
         uses_chunks=request.method.uses_chunks,
         stores_missed=stores,
     )

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from ragkv.chunk.sinks import Sink
 from ragkv.config import ReuseConfig
-from ragkv.engine.verify import verified
+from ragkv.engine.check.verify import verified
 from ragkv.ingest.corpus import Corpus
 from ragkv.ingest.encode import get_or_encode
 from ragkv.model.default_model import DEFAULT_MODEL

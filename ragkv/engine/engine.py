@@ -14,7 +14,6 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ragkv.answer.completion import Completion
 from ragkv.answer.engine import ModelInfo
-from ragkv.answer.spelling import spelled_logprobs
 from ragkv.attend.graphs import release_kept
 from ragkv.config import DECODE_SETTINGS, DecodeConfig, ReuseConfig, StoreConfig
 from ragkv.config.options import AnswerOptions, ReuseOptions
@@ -22,19 +21,16 @@ from ragkv.decode.generate import Drawn
 from ragkv.decode.listener import Listener, Progress
 from ragkv.decode.stopping import stops_of
 from ragkv.engine.account import unsupported_account
-from ragkv.engine.answer_text import AnswerText, with_calls, with_cut_off
-from ragkv.engine.full import FullPrefill
-from ragkv.engine.lifecycle import Lifecycle
+from ragkv.engine.answer_text import AnswerText, with_calls
+from ragkv.engine.check.quality import warn_if_garbled
+from ragkv.engine.check.verify import verified
+from ragkv.engine.pipeline import Pipeline
 from ragkv.engine.plan import Plan, report_of
-from ragkv.engine.quality import warn_if_garbled
-from ragkv.engine.remote import RemoteDecoder
-from ragkv.engine.request import Request, check_calibration
-from ragkv.engine.requests import RequestQueue
+from ragkv.engine.request import RemoteDecoder, Request, check_calibration
 from ragkv.engine.reuse import Reuse
 from ragkv.engine.settings import check_limits, check_settings, tier_bytes
 from ragkv.engine.state import EngineStatus, info_of, status_of
 from ragkv.engine.stream import CompletionStream, OnText, Prefilled
-from ragkv.engine.verify import verified
 from ragkv.errors import ClosedError, ConfigError
 from ragkv.ingest.arguments import check_chunk, check_document, check_texts
 from ragkv.model.flops import prefill_flops_of
@@ -49,6 +45,8 @@ from ragkv.prompt.render import Prompt, render, template_head
 from ragkv.report.account import PrecomputeReport, ReuseReport
 from ragkv.report.clock import Clock
 from ragkv.retrieve.named import NamedChunks
+from ragkv.schedule.lifecycle import Lifecycle
+from ragkv.schedule.requests import RequestQueue
 from ragkv.select import Method, method_of
 from ragkv.store import open_store
 
@@ -115,10 +113,10 @@ class RagKV:
         self._store = open_store(settings, namespace, device=loaded.device, costs=costs)
         self._reuse: Reuse | None = None
         self._requests = self._lock.shared(RequestQueue)
-        self._pipeline = FullPrefill(loaded, self._requests)
         if isinstance(loaded, ReusableModel):
             self._reuse = Reuse.over(loaded, self._store, settings, costs)
-            self._pipeline = self._reuse.pipeline(self._requests)
+        planner = None if self._reuse is None else self._reuse.planner()
+        self._pipeline = Pipeline(loaded, self._requests, planner)
         try:
             self._configured({"calibrated_for": reuse.calibrated_for})
         except ConfigError:
@@ -164,8 +162,9 @@ class RagKV:
         if self._reuse is None:
             return PrecomputeReport()
         with self._lifecycle:
-            given = (chunks, setting, document, revision, expires_in)
-            return self._reuse.precompute(*given, show_progress=show_progress)
+            return self._reuse.precompute(
+                chunks, setting, document, revision, expires_in, show_progress=show_progress
+            )
 
     @typed_memory_errors
     def contains(self, text: str, **overrides: Unpack[ReuseOptions]) -> bool:
@@ -241,7 +240,8 @@ class RagKV:
         asked = prompt_of(prompt, chat_template_kwargs)
         request = Request(asked, *self._configured(overrides), clock, named=self._named.take())
         with self._lifecycle:
-            plan, logits, cache = self._pipeline.prefill(request)
+            computed = self._pipeline.prefill(request)
+            (logits, cache), plan = computed.prefilled, computed.plan
             report = self._report(request, plan, time.perf_counter())
             self._follow_up(request, plan)
         return Prefilled(logits, plan.ids.tolist(), cache, report, plan.repair.copies)
@@ -309,12 +309,7 @@ class RagKV:
         report = self._report(request, plan, drawn.first_token_at, drawn)
         on_text(answer.finish(cut_off=drawn.finish_reason != "stop"))
         self._follow_up(request, plan)
-        calls, invalid = answer.tool_calls, answer.invalid_tool_calls
-        if drawn.finish_reason == "length" and not answer.is_whole(decode.json_schema):
-            report, invalid = with_cut_off(report, invalid)
-        by_text = spelled_logprobs(self.tokenizer, drawn.logprobs)
-        told = (report, drawn.finish_reason, drawn.logprobs)
-        return Completion(answer.text, drawn.token_ids, *told, calls, invalid, by_text)
+        return answer.completion(drawn, report, decode.json_schema)
 
     def _report(
         self, request: Request, plan: Plan, first_token_at: float, drawn: Drawn | None = None

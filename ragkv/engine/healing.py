@@ -26,10 +26,8 @@ import torch
 from ragkv.attend.forward import SubsetPass, subset_forward
 from ragkv.attend.observe import LayerCall, Observer, attention_to_groups
 from ragkv.chunk.sinks import SINKS_KEPT, Sink
-from ragkv.engine.idle import IdleWork
 from ragkv.engine.plan import Located, Plan
 from ragkv.engine.request import Request
-from ragkv.engine.requests import Cancelled, RequestQueue
 from ragkv.history.history import History
 from ragkv.history.node import Rows
 from ragkv.history.versions import Versions
@@ -38,6 +36,8 @@ from ragkv.model.fingerprint import Fingerprint
 from ragkv.prompt.chat import TokenIds
 from ragkv.prompt.render import Rendered
 from ragkv.prompt.tokens import IntArray, Tokens, tokenize
+from ragkv.schedule.beside import IdleWork
+from ragkv.schedule.requests import Cancelled, RequestQueue
 from ragkv.splice.buffer import SplicedCache
 from ragkv.splice.layout import Layout, lay_out
 from ragkv.splice.place import splice

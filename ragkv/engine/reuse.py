@@ -12,11 +12,9 @@ from ragkv.engine.account import account_of
 from ragkv.engine.auxiliaries import Auxiliaries
 from ragkv.engine.background import Background
 from ragkv.engine.healing import Healing
-from ragkv.engine.passes import PassesBesideRequests
-from ragkv.engine.pipeline import Pipeline
 from ragkv.engine.plan import Account, Plan
+from ragkv.engine.planner import Planner
 from ragkv.engine.request import Request
-from ragkv.engine.requests import RequestQueue
 from ragkv.explain.miss_log import MissLog
 from ragkv.history.history import History
 from ragkv.history.tree import PrefixTree
@@ -28,6 +26,8 @@ from ragkv.model.loaded import ReusableModel
 from ragkv.model.lock import lock_of
 from ragkv.model.memory import default_history
 from ragkv.report.account import PrecomputeReport
+from ragkv.schedule.beside import PassesBesideRequests
+from ragkv.schedule.requests import RequestQueue
 from ragkv.select import Method
 from ragkv.store.chunk_store import ChunkStore
 from ragkv.store.types import TierUse
@@ -73,9 +73,9 @@ class Reuse:
         corpus.on_removed = made._drop
         return made
 
-    def pipeline(self, requests: RequestQueue) -> Pipeline:
-        """Return what runs prompts over these chunks."""
-        return Pipeline(self.corpus, self.auxiliaries.scorer, requests, self.history, self.versions)
+    def planner(self) -> Planner:
+        """Return a planner of prompts over these chunks."""
+        return Planner(self.corpus, self.auxiliaries.scorer, self.history, self.versions)
 
     def warm_up(self, config: ReuseConfig, method: Method) -> None:
         """Encode the sink; load the method's auxiliary model."""

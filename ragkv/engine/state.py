@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ragkv.answer.engine import ModelInfo
-from ragkv.engine.requests import RequestQueue
 from ragkv.engine.reuse import Reuse
 from ragkv.model.loaded import LoadedModel
+from ragkv.schedule.requests import RequestQueue
 from ragkv.store.types import TierUse
 
 

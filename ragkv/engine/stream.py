@@ -14,10 +14,10 @@ from transformers.cache_utils import Cache
 from ragkv.answer.completion import Completion, TokenLogprobs
 from ragkv.answer.stream import Pieces, TextStream
 from ragkv.decode.listener import Progress
-from ragkv.engine.requests import Cancelled
 from ragkv.errors import ModelInUseError
 from ragkv.recompute.copy_repair import CopyRepair
 from ragkv.report.account import ReuseReport
+from ragkv.schedule.requests import Cancelled
 
 
 @dataclass(frozen=True, slots=True, eq=False)

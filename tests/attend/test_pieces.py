@@ -85,8 +85,7 @@ def test_no_more_rows_are_computed_together(
         beside.extend(seen[before:])
         del seen[before:]
 
-    layer = backbone_of(kv.loaded.model).layers[0]
-    hooks.append(layer.register_forward_pre_hook(interrupt))
+    hooks.append(backbone_of(kv.loaded.model).layers[0].register_forward_pre_hook(interrupt))
     kv.prefill(ask(chunks), recompute_ratio=1.0)
     assert beside == [40]
     assert max(seen) == 16

@@ -48,8 +48,7 @@ def test_pieces_compute_what_the_model_does(
     ids = np.random.default_rng(0).integers(3, 500, tokens).astype(np.int32)
     found, cache = prefilled(engine, ids)
     with torch.no_grad():
-        given = torch.tensor(ids[None].astype(np.int64))
-        out = engine.loaded.model(input_ids=given, use_cache=True)
+        out = engine.loaded.model(torch.tensor(ids[None].astype(np.int64)), use_cache=True)
     torch.testing.assert_close(found, out.logits[0, -1].float(), rtol=1e-4, atol=5e-5)
     limit = engine.loaded.architecture.position_limit
     whole = tokens == 16 or (limit is not None and tokens > limit)

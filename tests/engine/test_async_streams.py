@@ -110,14 +110,14 @@ def test_who_is_cancelled_lets_go_at_once(
     engine = endless(make_engine(max_running=1))
     call = calls(engine, 100_000)[way]
     prompts = [f"Question {number:02}: {some_chunks(1)[0]}" for number in range(READERS)]
-    prepare, prepared, begun = engine._pipeline._plan, [], threading.Event()
+    prepare, prepared, begun = engine._pipeline._planner.plan, [], threading.Event()
 
     def noted(request: Request, *given: Any, **more: Any) -> Any:
         prepared.append(render(request.prompt, engine.tokenizer).text)
         begun.set()
         return prepare(request, *given, **more)
 
-    monkeypatch.setattr(engine._pipeline, "_plan", noted)
+    monkeypatch.setattr(engine._pipeline._planner, "plan", noted)
 
     async def scenario() -> None:
         tasks = {prompt: asyncio.create_task(call(prompt)) for prompt in prompts}

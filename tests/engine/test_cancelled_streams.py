@@ -26,7 +26,9 @@ def test_a_request_that_is_cancelled_while_it_waits_prepares_nothing(
 ) -> None:
     engine = make_engine()
     prepared: list[object] = []
-    monkeypatch.setattr(engine._pipeline, "_plan", lambda *given, **_: prepared.append(given))
+    monkeypatch.setattr(
+        engine._pipeline._planner, "plan", lambda *given, **_: prepared.append(given)
+    )
     with engine.turn():
         stream = engine.stream("Words", **LONG)
         closing = threading.Thread(target=stream.close, daemon=True)

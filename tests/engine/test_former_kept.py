@@ -27,7 +27,7 @@ from tiny import LONGROPE, SIZE, random_model, some_chunks, tiny_tokenizer
 from transformers import LlamaConfig
 
 from ragkv import RagKV, StoreConfig
-from ragkv.engine.pipeline import Pipeline
+from ragkv.engine.planner import Planner
 from ragkv.history import history
 from ragkv.prompt.find import MIN_HEAD
 
@@ -185,13 +185,13 @@ def test_rows_are_evicted_while_a_request_runs(
     engine.precompute(CHUNKS)
     chat = and_then(ask(), engine.generate(ask(), max_new_tokens=6))
     expected = engine.prefill(chat)
-    tree, plan = engine._reuse.history._tree, Pipeline._plan
+    tree, plan = engine._reuse.history._tree, Planner.plan
 
     def cleared(*given: Any) -> Any:
         tree.clear()
         return plan(*given)
 
-    monkeypatch.setattr(Pipeline, "_plan", cleared)
+    monkeypatch.setattr(Planner, "plan", cleared)
     answer = engine.generate(chat, max_new_tokens=6)
     assert answer.report.positions == expected.report.positions
     assert answer.token_ids[0] == int(expected.logits.argmax())

@@ -19,8 +19,8 @@ from tiny import FAMILIES, ask
 from ragkv import RagKV, ReuseConfig, StoreConfig
 from ragkv.config import MEMORY
 from ragkv.engine.healing import Healing
-from ragkv.engine.idle import IdleWork
 from ragkv.prompt.chat import TokenIds
+from ragkv.schedule.beside import IdleWork
 from ragkv.select import Scene
 
 make_engine = runs.make_engine

@@ -26,7 +26,7 @@ from ragkv.attend.interface import runs_pass
 from ragkv.config import MEMORY
 from ragkv.decode import batch as module
 from ragkv.decode.batch import batch_of
-from ragkv.engine.requests import RequestQueue
+from ragkv.schedule.requests import RequestQueue
 
 Make = Callable[..., RagKV]
 CHUNKS = some_chunks(4)

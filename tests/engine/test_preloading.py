@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from served import until
 from tiny import ask, some_chunks
 
 from ragkv import RagKV, StoreConfig
@@ -36,20 +37,12 @@ def asking(kv: RagKV, chunks: list[str]) -> threading.Thread:
     before = kv.status().waiting + kv.status().running
     thread = threading.Thread(target=kv.prefill, args=(ask(chunks),))
     thread.start()
-    while kv.status().waiting + kv.status().running == before:
-        time.sleep(0.005)
+    until(lambda: kv.status().waiting + kv.status().running > before)
     return thread
 
 
 def reading() -> list[threading.Thread]:
     return [each for each in threading.enumerate() if each.name == "ragkv-read-ahead"]
-
-
-def until(condition: Callable[[], bool]) -> None:
-    ends = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < ends
-        time.sleep(0.005)
 
 
 def test_a_waiting_request_has_its_entries_read(fresh: Callable[[], RagKV]) -> None:

@@ -11,8 +11,8 @@ from tiny import SIZE, random_model, tiny_tokenizer
 from transformers import StableLmConfig
 
 from ragkv import RagKV, ReuseConfig
-from ragkv.engine import quality
-from ragkv.engine.quality import Probes, measure
+from ragkv.engine.check import quality
+from ragkv.engine.check.quality import Probes, measure
 from ragkv.errors import ConfigError
 from ragkv.report.quality import Quality, is_copied
 
@@ -92,7 +92,7 @@ def warnings(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[[], list[str]]:
     monkeypatch.setattr(quality, "_PROBED", set())
-    caplog.set_level(logging.WARNING, logger="ragkv.engine.quality")
+    caplog.set_level(logging.WARNING, logger="ragkv.engine.check.quality")
     return lambda: [record.getMessage() for record in caplog.records]
 
 

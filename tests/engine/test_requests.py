@@ -14,9 +14,9 @@ import torch
 from tiny import ask, some_chunks, tiny_tokenizer
 
 from ragkv import RagKV
-from ragkv.engine.requests import Cancelled, RequestQueue
 from ragkv.errors import ConfigError
 from ragkv.model.lock import ModelLock
+from ragkv.schedule.requests import Cancelled, RequestQueue
 
 Make = Callable[..., RagKV]
 CHUNKS = some_chunks(3)
@@ -229,7 +229,7 @@ def test_memory_is_free_of_a_prompt_that_ended_before_its_rows_were_placed(
     gc.disable()
     try:
         with monkeypatch.context() as patch:
-            patch.setattr("ragkv.engine.pipeline.choose", lambda *_: 1 / 0)
+            patch.setattr("ragkv.engine.planner.choose", lambda *_: 1 / 0)
             with suppress(ZeroDivisionError):
                 kv.generate(PROMPT)
         assert [piece.is_lent for piece in kv.loaded.workspace._pieces] == [False]

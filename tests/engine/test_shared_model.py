@@ -117,8 +117,7 @@ def test_two_chat_models_over_one_model(chats) -> None:
 def test_the_ordinary_chat_model_beside_ours(chats) -> None:
     ours = chats()
     settings = {"max_new_tokens": 6, "do_sample": False, "return_full_text": False}
-    model = ours.kv.loaded.model
-    made = pipeline("text-generation", model=model, tokenizer=tiny_tokenizer(), **settings)
+    made = pipeline("text-generation", ours.kv.loaded.model, tokenizer=tiny_tokenizer(), **settings)
     chat = ChatHuggingFace(llm=HuggingFacePipeline(pipeline=made), tokenizer=tiny_tokenizer())
     all_at_once(
         {

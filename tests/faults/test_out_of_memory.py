@@ -27,7 +27,7 @@ from ragkv import RagKV, ReuseConfig, StoreConfig
 from ragkv.config import MEMORY
 from ragkv.decode import batch
 from ragkv.engine.background import Background
-from ragkv.engine.pipeline import Pipeline
+from ragkv.engine.planner import Planner
 from ragkv.errors import OutOfMemoryError
 from ragkv.history.node import NODE_OVERHEAD
 from ragkv.history.tree import PrefixTree
@@ -216,16 +216,16 @@ def test_several_at_once(
 @pytest.fixture
 def crowded(make_engine: Make, monkeypatch: pytest.MonkeyPatch) -> tuple[RagKV, list[int]]:
     """Return an engine without memory for a second answer, and the number running each time."""
-    kv, plan, failed = endless(make_engine(layers=2)), Pipeline._plan, list[int]()
+    kv, plan, failed = endless(make_engine(layers=2)), Planner.plan, list[int]()
     kv.precompute(CHUNKS)
 
-    def scarce(self: Pipeline, *given: Any) -> Any:
+    def scarce(self: Planner, *given: Any) -> Any:
         if (running := kv.status().running) > 1:
             failed.append(running)
             raise torch.OutOfMemoryError("CUDA out of memory.")
         return plan(self, *given)
 
-    monkeypatch.setattr(Pipeline, "_plan", scarce)
+    monkeypatch.setattr(Planner, "plan", scarce)
     return kv, failed
 
 

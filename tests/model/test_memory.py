@@ -88,7 +88,7 @@ def test_a_request_waits_where_the_default_has_no_room(kv, monkeypatch):
         seen.append((tokens, running, tiers))
         return running
 
-    monkeypatch.setattr("ragkv.engine.requests.room_for_kv", none)
+    monkeypatch.setattr("ragkv.schedule.requests.room_for_kv", none)
     row = kv.loaded.architecture.values_per_token * 4
     with requests.turn(kv.loaded, tokens=70) as first:
         first.prefilled()

@@ -68,7 +68,7 @@ class VllmDecoder:
 
 
 class VllmAnswer:
-    """One answer that vLLM decodes: a :class:`~ragkv.engine.remote.RemoteAnswer`."""
+    """One answer that vLLM decodes: a :class:`~ragkv.engine.request.RemoteAnswer`."""
 
     def __init__(
         self, server: VllmServer, namespace: str, loaded: LoadedModel, decode: DecodeConfig

@@ -18,7 +18,7 @@ from tiny import some_chunks, tiny_model, tiny_tokenizer
 
 from ragkv import RagKV
 from ragkv.config import CODECS, ReuseConfig, StoreConfig
-from ragkv.engine.verify import check_model
+from ragkv.engine.check.verify import check_model
 from ragkv.errors import StoreError, UnsupportedModelError
 from ragkv.report.page.page import page
 from ragkv.select import method_names

@@ -182,7 +182,7 @@ def test_the_first_layers_of_all_entries_come_first() -> None:
         lazy = taken_by(entry, read_layer)
         lazy.on_loaded(lambda entry, _: done.set() if entry.text == "b" else None)
         entries.append(lazy)
-    ReadAhead(entries).start()
+    ReadAhead().start(entries)
     assert done.wait(10)
     assert order == [(name, layer) for layer in range(3) for name in "ab"]
 
@@ -197,9 +197,9 @@ def test_reading_ahead_stops_when_it_is_told() -> None:
         time.sleep(0.01)
         taken.append(layer)
 
-    reading = ReadAhead([taken_by(entry, read_layer)])
-    reading.start()
-    reading.start()  # once
+    reading, entries = ReadAhead(), [taken_by(entry, read_layer)]
+    reading.start(entries)
+    reading.start(entries)  # once
     assert begun.wait(10)
     reading.stop()
     count = len(taken)

@@ -86,7 +86,7 @@ def engine(store: StoreConfig | str) -> RagKV:
     history, healing = kv._reuse.history, kv._reuse.healing
     # earlier prompts decide nothing
     history.find = lambda *_, **__: PrefixMatch(())
-    kv._pipeline._leave = lambda *_: None
+    kv._pipeline._planner.keep = lambda *_: None
     healing.note = lambda *_: False
     return kv
 

@@ -38,8 +38,6 @@ class Turn:
         Cached over to-be-computed tokens of its prompt: the highest goes first.
     tokens, nbytes
         Rows of its keys and values, and their bytes.
-    is_computed
-        Whether the prompt is: its tokens are drawn now, and it is not computed again.
     overtaken
         Requests that came later and began earlier.
     give_way
@@ -50,7 +48,6 @@ class Turn:
     cached_share: float
     tokens: int
     nbytes: int
-    is_computed: bool = False
     overtaken: int = 0
     give_way: Callable[[], object] | None = None
     has_model: bool = False

@@ -14,9 +14,9 @@ import numpy as np
 
 from ragkv.config import DecodeConfig, ReuseConfig
 from ragkv.decode.listener import Listener
-from ragkv.engine.records import request, shapes, statement
+from ragkv.engine.check.records import request, shapes, statement
+from ragkv.engine.check.verify import pipeline_over
 from ragkv.engine.request import Request
-from ragkv.engine.verify import pipeline_over
 from ragkv.errors import ConfigError
 from ragkv.model.architecture import is_verified
 from ragkv.model.loaded import LoadedModel, ReusableModel

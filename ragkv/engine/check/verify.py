@@ -12,11 +12,10 @@ import torch
 
 from ragkv.config import MEMORY, ReuseConfig
 from ragkv.decode.prefill import full_prefill, rounding_kl
-from ragkv.engine.passes import PassesBesideRequests
 from ragkv.engine.pipeline import Pipeline
-from ragkv.engine.plan import Plan
+from ragkv.engine.plan import Computed
+from ragkv.engine.planner import Planner
 from ragkv.engine.request import Request
-from ragkv.engine.requests import RequestQueue
 from ragkv.errors import ConfigError, ModelInUseError, UnsupportedModelError
 from ragkv.ingest.corpus import Corpus
 from ragkv.ingest.encode import encode
@@ -31,6 +30,8 @@ from ragkv.model.rope_probe import KeyProbe
 from ragkv.model.rotary import rotate, unrotate
 from ragkv.prompt.render import chat_head
 from ragkv.report.clock import Clock
+from ragkv.schedule.beside import PassesBesideRequests
+from ragkv.schedule.requests import RequestQueue
 from ragkv.select import method_of
 from ragkv.select.auxiliary import Auxiliary
 from ragkv.splice.layout import Origin
@@ -124,7 +125,7 @@ def pipeline_over(loaded: ReusableModel, chunks: Sequence[str]) -> Pipeline:
     passes = PassesBesideRequests(loaded)
     corpus = Corpus(loaded, open_store(MEMORY, device=loaded.device), passes)
     encode(corpus, chunks, corpus.sinks.configured(ReuseConfig()))
-    return Pipeline(corpus, _no_auxiliary, lock.shared(RequestQueue))
+    return Pipeline(loaded, lock.shared(RequestQueue), Planner(corpus, _no_auxiliary))
 
 
 class _Check:
@@ -134,17 +135,18 @@ class _Check:
         self._loaded = loaded
         self._pipeline = pipeline_over(loaded, chunks)
 
-    def prefill(self, chunks: Sequence[str], ratio: float = 0.2) -> tuple[Plan, torch.Tensor]:
+    def prefill(self, chunks: Sequence[str], ratio: float = 0.2) -> Computed:
         config = ReuseConfig(recompute_ratio=ratio)
         request = Request(self._prompt(chunks), config, method_of(config), Clock())
-        return self._pipeline.prefill(request)[:2]
+        return self._pipeline.prefill(request)
 
     def _prompt(self, chunks: Sequence[str]) -> str:
         """Return a prompt that begins with the sink, as a string: every tokenizer takes it."""
         return chat_head(self._loaded.tokenizer) + "\n\n".join(chunks) + _QUESTION
 
     def same_as_full(self, name: str, chunks: Sequence[str], ratio: float) -> CheckRow:
-        plan, logits = self.prefill(chunks, ratio)
+        computed = self.prefill(chunks, ratio)
+        plan, (logits, _) = computed.plan, computed.prefilled
         full, _ = full_prefill(self._loaded, plan.ids)
         distance = float((logits - full).abs().max() / full.std())
         known = int(np.isin(plan.origin, (Origin.CACHED, Origin.RECOMPUTED)).sum())
@@ -153,7 +155,7 @@ class _Check:
 
     def ordinary_ids(self, chunks: Sequence[str]) -> CheckRow:
         tokenizer, prompt = self._loaded.tokenizer, self._prompt(chunks)
-        plan, _ = self.prefill(chunks)
+        plan = self.prefill(chunks).plan
         bos = str(tokenizer.bos_token or "\0")
         ordinary = tokenizer(prompt, add_special_tokens=not prompt.startswith(bos))["input_ids"]
         text = tokenizer.decode(plan.ids.tolist(), skip_special_tokens=False)
