@@ -54,7 +54,7 @@ def test_long_chunks_are_encoded_in_pieces(
     whole.precompute([chunk])
     monkeypatch.setattr(encode, "BATCH_TOKENS_CPU", 48)
     seen: list[int] = []
-    layer = backbone_of(pieces.model).layers[0]
+    layer = backbone_of(pieces.loaded.model).layers[0]
     hook = layer.register_forward_pre_hook(lambda _, given: seen.append(given[0].shape[1]))
     pieces.precompute([chunk])
     hook.remove()

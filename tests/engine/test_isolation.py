@@ -108,7 +108,7 @@ def test_a_pass_refuses_what_would_change_its_scores(
 
 
 def test_the_innermost_pass_describes_a_call(make_engine: Make) -> None:
-    config = make_engine().model.config
+    config = make_engine().loaded.model.config
     module = torch.nn.Module()
     module.config = config  # type: ignore[assignment]
     with run_pass(config, "outer"):

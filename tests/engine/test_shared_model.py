@@ -51,7 +51,7 @@ def test_two_engines_over_one_model(again: str) -> None:
         one = stack.enter_context(
             RagKV(tiny_model(), tiny_tokenizer(), store=":memory:", reuse=FIRST)
         )
-        given = (one.loaded,) if again == "what was loaded" else (one.model, one.tokenizer)
+        given = (one.loaded,) if again == "what was loaded" else (one.loaded.model, one.tokenizer)
         two = stack.enter_context(RagKV(*given, store=":memory:", reuse=FIRST))
         for engine in (one, two):
             engine.precompute(CHUNKS)
@@ -63,7 +63,7 @@ def test_two_engines_over_one_model(again: str) -> None:
                 ),
             }
         )
-        assert one.model.config._attn_implementation == "sdpa"
+        assert one.loaded.model.config._attn_implementation == "sdpa"
 
 
 def test_two_models_that_share_their_configuration_take_turns() -> None:
