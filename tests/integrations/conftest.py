@@ -12,7 +12,7 @@ from frameworks import FRAMEWORKS
 from listening import listening
 from tiny import tiny_model, tiny_tokenizer
 
-from ragkv import RagKV, ReuseConfig
+from ragkv import Completion, RagKV, ReuseConfig, ReuseReport
 
 
 @pytest.fixture
@@ -66,6 +66,21 @@ def model(framework: Any, make: Callable[..., Any]) -> Callable[..., Any]:
         return make(framework.kind, **given)
 
     return model
+
+
+@pytest.fixture
+def reports(monkeypatch: pytest.MonkeyPatch) -> list[ReuseReport]:
+    """Return the reports of all answers, in order."""
+    found: list[ReuseReport] = []
+    complete = RagKV._complete
+
+    def keep(kv: RagKV, *given: Any, **more: Any) -> Completion:
+        answer = complete(kv, *given, **more)
+        found.append(answer.report)
+        return answer
+
+    monkeypatch.setattr(RagKV, "_complete", keep)
+    return found
 
 
 @pytest.fixture

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
+from fresh import output_of
 
 SCRIPT = """
 import sys
@@ -29,12 +27,6 @@ kv.close()
 
 
 def test_a_model_in_this_process_needs_no_server():
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", SCRIPT],
-        capture_output=True,
-        text=True,
-        check=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-    )
-    langchain, both = (set(filter(None, line.split(","))) for line in done.stdout.splitlines()[-2:])
+    lines = output_of(SCRIPT, PYTHONWARNINGS="ignore").splitlines()
+    langchain, both = (set(filter(None, line.split(","))) for line in lines[-2:])
     assert langchain | both <= {"httpx"}, "LlamaIndex's core loads that"

@@ -70,6 +70,18 @@ def test_the_account_of_an_answer():
     assert answer.response_metadata["model_name"] == engine().info.name
 
 
+def test_the_account_does_not_repeat_the_prompt():
+    llm = chat()
+    account = report(llm.invoke(prompt()))
+    assert llm.last_report.ttft_s == account["ttft_s"]
+    assert llm.last_report.trace is not None
+    whole = engine().generate(prompt(), max_new_tokens=1).report.to_dict()
+    assert set(account) == set(whole) - {"positions"}
+    fields = {"start", "end", "reused", "recomputed", "source"}
+    assert [set(use) for use in account["chunks"]] == [fields] * 3
+    assert not any(text[:40] in str(account) for text in some_chunks())
+
+
 def test_a_stream_gives_the_same_text_and_account():
     answer, chunks = chat().invoke(prompt()), list(chat().stream(prompt()))
     assert "".join(chunk.content for chunk in chunks) == answer.content
@@ -125,10 +137,13 @@ def test_an_answer_ends_before_a_stop_text():
         chat().invoke(prompt(), stop=[stop]),
         chat(stop=stop).invoke(prompt()),
         chat(stop_sequences=[stop, "never"]).invoke(prompt()),
+        chat().invoke(prompt(), stop_sequences=[stop]),
+        chat(stop=["never"]).bind(stop_sequences=stop).invoke(prompt()),
     ):
         assert answer.content == whole[: whole.index(stop)]
         assert answer.response_metadata["finish_reason"] == "stop"
     assert chat(stop=stop).invoke(prompt(), stop=["never"]).content == whole
+    assert chat().invoke(prompt(), stop=["never"], stop_sequences=[stop]).content == whole
     assert (
         "".join(c.content for c in chat(stop=stop).stream(prompt())) == whole[: whole.index(stop)]
     )
@@ -136,8 +151,9 @@ def test_an_answer_ends_before_a_stop_text():
 
 def test_batch_answers_each_prompt():
     prompts = [prompt(), "Hello", prompt() + "!"]
-    together = [answer.content for answer in chat().batch(prompts)]
-    assert together == [chat().invoke(each).content for each in prompts]
+    expected = [chat().invoke(each).content for each in prompts]
+    for answers in (chat().batch(prompts), asyncio.run(chat().abatch(prompts))):
+        assert [answer.content for answer in answers] == expected
 
 
 def test_streaming_tells_callbacks_every_piece():
@@ -176,13 +192,6 @@ def test_a_cache_of_answers_knows_the_weights_and_the_engines_settings():
     said = [str(pipe._identifying_params) for pipe in pipelines]
     assert len(set(said)) == 3
     assert said[0] == said[3]
-
-
-def test_abatch_answers_each_prompt():
-    answers = asyncio.run(chat().abatch([prompt(), "Hello"]))
-    assert [answer.content for answer in answers] == [
-        chat().invoke(each).content for each in (prompt(), "Hello")
-    ]
 
 
 def test_messages_become_roles_and_text():
@@ -257,6 +266,7 @@ HEAD = '<|bos|><|im_start|>system\nAnswer from the text, as {"answer": ...}.\n\n
             PromptTemplate.from_template("Read:\n{{ context }}", template_format="jinja2"),
             "<|bos|><|im_start|>user\nRead:\n",
         ),
+        ("Use this: {context}\n\n{question}", "<|bos|><|im_start|>user\nUse this: "),
     ],
 )
 def test_the_sink_is_the_prompt_templates_head(template, head):

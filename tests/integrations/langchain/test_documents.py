@@ -128,6 +128,31 @@ def test_one_engine_is_needed(which):
         RagKVTransformer(**given)
 
 
+WRAPS = {
+    "bind": lambda llm: llm.bind(stop=["a"]),
+    "with_config": lambda llm: llm.with_config(tags=["a"]),
+    "both": lambda llm: llm.bind(stop=["a"]).with_retry(),
+}
+
+
+@pytest.mark.parametrize("wrap", WRAPS)
+def test_a_bound_model_is_found_within(wrap):
+    llm = ChatRagKV(kv=engine())
+    bound = WRAPS[wrap](llm)
+    retriever = RagKVRetriever(retriever=Fixed(), llm=bound)
+    assert retriever.llm is llm
+    assert retriever.invoke("What?")
+    assert RagKVTransformer(llm=bound).transform_documents(DOCUMENTS[:1])
+
+
+@pytest.mark.parametrize("wrong", ["a model", RunnableLambda(str)])
+def test_another_model_is_refused(wrong):
+    with pytest.raises(ValidationError, match="must be the ChatRagKV or RagKVLLM"):
+        RagKVRetriever(retriever=Fixed(), llm=wrong)
+    with pytest.raises(ConfigError, match="must be the ChatRagKV or RagKVLLM"):
+        RagKVTransformer(llm=wrong)
+
+
 def test_a_chunk_that_was_not_ingested_is_reused_by_the_second_prompt(make_engine):
     kv = make_engine()
     llm = ChatRagKV(kv=kv, max_tokens=4, sink_from=PROMPT)
@@ -171,8 +196,10 @@ def test_documents_are_encoded_as_the_chain_renders_them(make_engine):
 
 
 @pytest.mark.parametrize("one", ["a text", Document("a text")])
-def test_one_document_instead_of_a_list_is_refused(one):
+def test_what_is_no_list_of_documents_is_refused(one):
     llm = ChatRagKV(kv=engine())
+    with pytest.raises(ConfigError, match="Documents or strings"):
+        llm.precompute([1])
     with pytest.raises(ConfigError, match="in a list"):
         llm.precompute(one)
     with pytest.raises(ConfigError, match="in a list"):

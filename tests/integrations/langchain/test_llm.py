@@ -177,3 +177,11 @@ def test_wrong_engines_name_what_to_do():
             wrapper(llm=ordinary())
     with pytest.raises(ValidationError, match="kv must be a RagKV"):
         RagKVLLM(kv="a model")
+
+
+def test_the_whole_report_is_at_hand():
+    llm = swapped(max_tokens=4)
+    for answer in (llm.invoke, lambda text: "".join(llm.stream(text))):
+        llm._last_report = None
+        assert answer(prompt())
+        assert [use.text for use in llm.last_report.chunks] == some_chunks()

@@ -9,7 +9,7 @@ from llama_index.core.evaluation import FaithfulnessEvaluator
 from llama_index.core.ingestion import IngestionPipeline
 from llama_index.core.node_parser import SentenceWindowNodeParser
 from llama_index.core.postprocessor import MetadataReplacementPostProcessor
-from llama_index.core.query_engine import CitationQueryEngine, RetrieverQueryEngine
+from llama_index.core.query_engine import RetrieverQueryEngine
 from llama_index.core.schema import MetadataMode, NodeWithScore, TextNode
 from llama_index.llms.ragkv import RagKVLLM, RagKVPostprocessor, RagKVRetriever, RagKVTransform
 from tiny import some_chunks, tiny_tokenizer
@@ -39,16 +39,6 @@ def windows(llm, **settings):
     parser = SentenceWindowNodeParser.from_defaults(window_size=1)
     pipeline = IngestionPipeline(transformations=[parser, RagKVTransform(llm=llm, **settings)])
     return pipeline.run(documents=[Document(text=text, metadata={"page": 7})])
-
-
-@pytest.mark.parametrize(("mode", "finds"), [(MetadataMode.LLM, False), (NONE, True)])
-def test_a_citation_query_engine_s_chunks(llm, mode, finds):
-    RagKVTransform(llm=llm, metadata_mode=mode)(nodes())
-    index = VectorStoreIndex(nodes())
-    engine = CitationQueryEngine.from_args(index, llm=llm, similarity_top_k=3)
-    engine.query(QUESTION)
-    assert (len(llm.last_report.chunks) == 3) is finds
-    assert (llm.last_report.tokens.reused > 100) is finds
 
 
 def test_a_faithfulness_evaluator_s_chunks(llm):
@@ -98,7 +88,8 @@ def test_the_postprocessor_names_what_will_stand_in_the_prompt(kv, llm, monkeypa
     named = []
     monkeypatch.setattr(kv, "prefetch", lambda texts, **_: named.extend(texts))
     step = RagKVPostprocessor(llm=llm, metadata_mode=NONE)
-    step.postprocess_nodes([NodeWithScore(node=node) for node in nodes()])
+    found = [NodeWithScore(node=node) for node in nodes()]
+    assert step.postprocess_nodes(found) == found
     assert named == some_chunks(3, 60)
     del named[:]
     step = RagKVPostprocessor(llm=llm, metadata_key="window")

@@ -92,20 +92,6 @@ def test_an_engine_reuses_the_corpus(index, llm, engine):
     assert report.tokens.reused > report.tokens.fresh / 2
 
 
-@pytest.fixture
-def reports(llm, monkeypatch):
-    """The reports of all answers of the engine."""
-    found, complete = [], llm.kv._complete
-
-    def keep(*given, **more):
-        answer = complete(*given, **more)
-        found.append(answer.report)
-        return answer
-
-    monkeypatch.setattr(llm.kv, "_complete", keep)
-    return found
-
-
 def test_an_agent_reuses_the_corpus(index, llm, reports, make_say):
     engine = RetrieverQueryEngine.from_args(retriever(index, llm), llm=llm)
     tool = QueryEngineTool.from_defaults(engine, name="search", description="Searches.")

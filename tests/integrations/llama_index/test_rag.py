@@ -1,17 +1,15 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import pickle
 import re
 import socket
 import time
 from multiprocessing.context import SpawnContext
-from pathlib import Path
 
 import pytest
 import torch
-from llama_index.core import Document, Settings, VectorStoreIndex
+from llama_index.core import Document, VectorStoreIndex
 from llama_index.core.bridge.pydantic import PrivateAttr
 from llama_index.core.embeddings import BaseEmbedding
 from llama_index.core.indices.prompt_helper import PromptHelper
@@ -22,8 +20,6 @@ from llama_index.core.query_engine import RetrieverQueryEngine
 from llama_index.core.response_synthesizers import get_response_synthesizer
 from llama_index.core.schema import (
     MetadataMode,
-    NodeWithScore,
-    QueryBundle,
     TextNode,
     TransformComponent,
 )
@@ -31,7 +27,6 @@ from llama_index.core.storage.docstore import SimpleDocumentStore
 from llama_index.llms.huggingface import HuggingFaceLLM
 from llama_index.llms.ragkv import (
     RagKVLLM,
-    RagKVPostprocessor,
     RagKVPromptHelper,
     RagKVRetriever,
     RagKVTransform,
@@ -129,12 +124,6 @@ def test_the_transform_uses_the_llm_s_sink(kv):
     llm = RagKVLLM(kv=kv, sink_from="default", **SIZE)
     RagKVTransform(llm=llm)(nodes(1))
     assert kv.contains(read(nodes(1)[0]), sink=llm.sink)
-    assert not kv.contains(read(nodes(1)[0]))
-
-
-def test_the_transform_s_chunks_may_expire(kv):
-    RagKVTransform(llm=RagKVLLM(kv=kv, **SIZE), expires_in=0.001)(nodes(1))
-    time.sleep(0.01)
     assert not kv.contains(read(nodes(1)[0]))
 
 
@@ -302,28 +291,6 @@ def test_the_retriever_names_what_it_found(kv, monkeypatch, asynchronous):
     assert named == [read(item.node) for item in found]
 
 
-def test_chunks_that_were_never_precomputed_are_made_up_after_an_answer(kv):
-    llm = RagKVLLM(kv=kv, **SIZE)
-    index = VectorStoreIndex(nodes(), embed_model=Words())
-    retriever = RagKVRetriever(retriever=index.as_retriever(similarity_top_k=3), llm=llm)
-    engine = RetrieverQueryEngine.from_args(retriever, llm=llm)
-    engine.query(QUESTION)
-    assert llm.last_report.tokens.reused == 0
-    kv.wait()
-    engine.query(QUESTION)
-    assert llm.last_report.tokens.reused > 0
-    assert len(llm.last_report.chunks) == 3
-
-
-def test_the_postprocessor_does_the_same_for_other_retrievers(kv, monkeypatch):
-    named = []
-    monkeypatch.setattr(kv, "prefetch", lambda texts, **_: named.extend(texts))
-    step = RagKVPostprocessor(llm=RagKVLLM(kv=kv, **SIZE))
-    found = [NodeWithScore(node=node) for node in nodes(2)]
-    assert step.postprocess_nodes(found, QueryBundle(QUESTION)) == found
-    assert named == [read(node) for node in nodes(2)]
-
-
 # ---- packing
 
 
@@ -429,22 +396,3 @@ def test_the_swap_changes_one_line_and_no_answer(folder, tmp_path, is_chat_model
     assert llm.last_report.tokens.reused > llm.last_report.tokens.recomputed
     assert not llm.last_report.warnings
     llm.kv.close()
-
-
-def test_the_prompt_helper_can_be_set_for_all(kv, monkeypatch):
-    llm = RagKVLLM(kv=kv, **SIZE)
-    helper = RagKVPromptHelper.from_llm(llm)
-    monkeypatch.setattr(Settings, "_prompt_helper", None)
-    Settings.prompt_helper = helper
-    assert get_response_synthesizer(llm=llm)._prompt_helper is helper
-
-
-def test_the_example_runs(capsys):
-    path = Path(__file__).parents[3] / "examples" / "llama_index_rag.py"
-    spec = importlib.util.spec_from_file_location("llama_index_rag", path)
-    example = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(example)
-    answers = example.main(tiny_model(), tiny_tokenizer(), max_new_tokens=4)
-    assert set(answers) == {"HuggingFaceLLM", "RagKVLLM"}
-    assert "tokens reused" in capsys.readouterr().out
-    assert len(path.read_text().splitlines()) < 60

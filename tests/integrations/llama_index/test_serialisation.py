@@ -13,6 +13,8 @@ from llama_index.llms.ragkv import RagKVLLM, RagKVPostprocessor, RagKVTransform
 from ragkv import ReuseConfig, StoreConfig
 from ragkv.errors import ConfigError
 
+NONE = MetadataMode.NONE
+
 
 @pytest.mark.parametrize(
     "given",
@@ -61,26 +63,20 @@ def test_an_engine_has_to_be_given_again(make_engine):
     assert RagKVLLM.from_dict(written, kv=kv).kv is kv
 
 
-def test_a_step_needs_its_llm_again(make_engine):
+@pytest.mark.parametrize(
+    ("kind", "fields"),
+    [
+        (RagKVTransform, {"by_document": True, "expires_in": 60, "metadata_mode": NONE}),
+        (RagKVPostprocessor, {"metadata_mode": NONE}),
+    ],
+)
+def test_a_step_needs_its_llm_again(make_engine, kind, fields):
     llm = RagKVLLM(kv=make_engine())
-    step = RagKVTransform(llm=llm, by_document=True, expires_in=60, metadata_mode=MetadataMode.NONE)
-    written = step.to_dict()
+    written = kind(llm=llm, **fields).to_dict()
     with pytest.raises(ConfigError, match="llm="):
-        RagKVTransform.from_dict(written)
-    again = RagKVTransform.from_dict(written, llm=llm)
-    assert (again.by_document, again.expires_in, again.metadata_mode) == (
-        True,
-        60,
-        MetadataMode.NONE,
-    )
-
-
-def test_a_postprocessor_needs_its_llm_again(make_engine):
-    llm = RagKVLLM(kv=make_engine())
-    written = RagKVPostprocessor(llm=llm, metadata_mode=MetadataMode.NONE).to_dict()
-    with pytest.raises(ConfigError, match="llm="):
-        RagKVPostprocessor.from_dict(written)
-    assert RagKVPostprocessor.from_dict(written, llm=llm).metadata_mode == MetadataMode.NONE
+        kind.from_dict(written)
+    again = kind.from_dict(written, llm=llm)
+    assert {name: getattr(again, name) for name in fields} == fields
 
 
 def test_functions_that_are_set_later_are_heeded(make_engine):

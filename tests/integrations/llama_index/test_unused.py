@@ -173,16 +173,6 @@ def test_nodes_that_are_dropped(make_engine):
     assert answers.query(response_synthesizer=synthesizer) == ["left_out"] * 3
 
 
-@pytest.fixture
-def reports(monkeypatch):
-    """Return the reports of all calls, in order."""
-    found, keep = [], RagKVLLM._keep
-    monkeypatch.setattr(
-        RagKVLLM, "_keep", lambda llm, each: found.append(each.report) or keep(llm, each)
-    )
-    return found
-
-
 def test_each_call_of_refine_accounts_for_its_own(make_engine, reports):
     answers = Answers(make_engine()).ingested()
     answers.query("refine")
