@@ -8,7 +8,7 @@ from contextlib import closing
 from dataclasses import replace
 
 import pytest
-from store_entries import FINGERPRINT, OTHER, make_entry, same, without_syncs  # noqa: F401
+from store_entries import FINGERPRINT, OTHER, make_entry, put_texts, same, without_syncs  # noqa: F401
 
 from ragkv.errors import StoreError, StoreFullError
 from ragkv.store.backends.backend import Bytes
@@ -176,8 +176,7 @@ def test_a_copy_has_everything(store: ChunkStore):
 
 def test_what_the_target_has_stays_and_documents_are_added(store: ChunkStore):
     with closing(ChunkStore(MemoryBackend())) as other:
-        for text in ("a", "c"):
-            other.put(make_entry(text), FINGERPRINT, Terms("three"))
+        put_texts(other, "ac", Terms("three"))
         assert copy_store(store, other).existing == 1
         assert other.documents("a") == ["one", "three", "two"]
         assert other.documents("c") == ["three"]
@@ -185,8 +184,7 @@ def test_what_the_target_has_stays_and_documents_are_added(store: ChunkStore):
 
 def test_damaged_and_foreign_entries_are_not_copied(store: ChunkStore):
     flipped(store)
-    for text in ("c", "d"):
-        store.put(make_entry(text), FINGERPRINT)
+    put_texts(store, "cd")
     store.backend.put(key_of("c"), [store.backend.get(key_of("a"))])  # moved
     with closing(ChunkStore(MemoryBackend())) as other:
         done = copy_store(store, other)

@@ -1,4 +1,4 @@
-"""A tiered store over a backend, against a plain dictionary, in any order of calls."""
+"""A tiered store over a backend, against a plain dictionary, in any order of calls of two processes."""
 
 from __future__ import annotations
 
@@ -13,14 +13,18 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from store_entries import FINGERPRINT, OTHER, make_entry, same
 
 from ragkv.model.fingerprint import Fingerprint
-from ragkv.store import ChunkStore
 from ragkv.store.backends.memory import MemoryBackend, Place
+from ragkv.store.tiers.tier import MemoryTier, size_of
 from ragkv.store.types import Terms
 
-TEXTS = st.sampled_from(["a", "b", "c", "d"])
+NAMES = ("a", "b", "c", "d", "e")
+TEXTS = st.sampled_from(NAMES)
 FINGERPRINTS = st.sampled_from([FINGERPRINT, OTHER])
 DOCUMENTS = st.sampled_from(["one", "two"])
 LIVES = st.none() | st.integers(1, 30)
+SIZE = size_of(make_entry("a"))
+TIERS = ([0], [3000], [1 << 20], [2 * SIZE, 3 * SIZE])
+"""Budgets in bytes, the device's first where there are two."""
 
 
 @dataclass
@@ -46,14 +50,16 @@ class Stores(RuleBasedStateMachine):
         self.place = Place()
         self.model: dict[str, Chunk] = {}
 
-    @initialize(room=st.sampled_from([0, 3000, 1 << 20]))
-    def start(self, room: int) -> None:
-        self.room = room
+    @initialize(budgets=st.sampled_from(TIERS), admission=st.booleans())
+    def start(self, budgets: list[int], admission: bool) -> None:
+        self.budgets, self.admission = budgets, admission
         self.open()
 
     def open(self) -> None:
         self.finder, self.seen = set(), 0
-        self.store = tiered(MemoryBackend(self.place), self.room)
+        tiers = [MemoryTier(budget, admission=self.admission) for budget in self.budgets]
+        self.store = tiered(MemoryBackend(self.place), *tiers)
+        self.other = tiered(MemoryBackend(self.place), 2 * SIZE)
 
     @rule()
     def reopen(self) -> None:
@@ -85,7 +91,7 @@ class Stores(RuleBasedStateMachine):
         chunk = self.model.get(text)
         if elsewhere and chunk is not None:
             tokens = chunk.tokens.get(fingerprint, tokens)
-        store = ChunkStore(MemoryBackend(self.place)) if elsewhere else self.store
+        store = self.other if elsewhere else self.store
         expires_at = None if life is None else self.now + life
         entry = make_entry(text, tokens=tokens)
         assert store.put(entry, fingerprint, Terms(document, expires_at)) > 0
@@ -110,10 +116,11 @@ class Stores(RuleBasedStateMachine):
         if chunk.expires_at is not None:
             chunk.expires_at = None if expires_at is None else max(chunk.expires_at, expires_at)
 
-    @rule(text=TEXTS)
-    def delete(self, text: str) -> None:
+    @rule(text=TEXTS, elsewhere=st.booleans())
+    def delete(self, text: str, elsewhere: bool) -> None:
         gone = self.model.pop(text, Chunk())
-        assert self.store.delete(text) == len(gone.tokens)
+        store = self.other if elsewhere else self.store
+        assert store.delete(text) == len(gone.tokens)
 
     @rule(document=DOCUMENTS, kept=st.none() | st.sets(TEXTS))
     def keep_only(self, document: str, kept: set[str] | None) -> None:
@@ -175,7 +182,8 @@ class Stores(RuleBasedStateMachine):
             for text, chunk in self.model.items()
             for fingerprint in chunk.tokens
         }
-        for text in ("a", "b", "c", "d"):
+        assert all(tier.nbytes <= tier.budget for tier in self.store.tiers)
+        for text in NAMES:
             for fingerprint in (FINGERPRINT, OTHER):
                 there = self.reason(text, fingerprint) == ""
                 assert self.store.contains(text, fingerprint) == there
@@ -185,5 +193,5 @@ class Stores(RuleBasedStateMachine):
             patch.stop()
 
 
-Stores.TestCase.settings = settings(max_examples=25, stateful_step_count=40, deadline=None)
+Stores.TestCase.settings = settings(max_examples=50, stateful_step_count=40, deadline=None)
 TestStores = Stores.TestCase

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from disk_store import DiskStore, tiered
-from store_entries import FINGERPRINT, OTHER, make_entry, same, without_syncs  # noqa: F401
+from store_entries import FINGERPRINT, OTHER, make_entry, put_texts, same, without_syncs  # noqa: F401
 
 from ragkv.chunk.kv import ChunkKV
 from ragkv.errors import StoreFullError
@@ -27,8 +27,7 @@ A, B, C = "the first", "lone \ud800\udc00 surrogates", "the third"
 @pytest.fixture
 def store() -> ChunkStore:
     made = ChunkStore(MemoryBackend())
-    for text in (A, B, C):
-        made.put(make_entry(text), FINGERPRINT)
+    put_texts(made, (A, B, C))
     return made
 
 
@@ -192,8 +191,7 @@ def test_tiers_hand_versions_on_and_memory_alone_keeps_none(tmp_path: Path) -> N
     tiers = tiered(tmp_path / "store")
     memory, one = open_store(":memory:"), version(C, (A,))
     for each in (tiers, memory):
-        for text in (A, C):
-            each.put(make_entry(text), FINGERPRINT)
+        put_texts(each, (A, C))
     assert put(memory, one) == 0
     assert StoredVersions(memory).of(C, FINGERPRINT) == []
     assert put(tiers, one) > 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import zlib
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +17,8 @@ from ragkv.chunk.kv import ChunkKV
 from ragkv.model.fingerprint import Fingerprint
 from ragkv.store import ChunkStore
 from ragkv.store.backends import disk, index
+from ragkv.store.tiers.tier import MemoryTier
+from ragkv.store.types import Terms
 
 FINGERPRINT = Fingerprint("weights", "tokenizer", "attention", "float32", sink="sink")
 OTHER = replace(FINGERPRINT, weights="other weights")
@@ -35,6 +38,18 @@ def make_entry(
     ids = np.arange(tokens, dtype=np.int32) + len(text)
     offsets = np.stack([ids, ids + 1], axis=1).astype(np.int32)
     return ChunkKV(text, ids, offsets, keys, values)
+
+
+def put_texts(
+    store: ChunkStore, texts: Iterable[str], terms: Terms = Terms(), *, tokens: int = 3
+) -> None:
+    """Put the entries of these texts, one after the other."""
+    for text in texts:
+        store.put(make_entry(text, tokens=tokens), FINGERPRINT, terms)
+
+
+def texts_in(store: ChunkStore | MemoryTier) -> list[str]:
+    return sorted(store.texts())
 
 
 def same(found: ChunkKV | None, wanted: ChunkKV) -> bool:

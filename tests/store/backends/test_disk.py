@@ -25,6 +25,7 @@ from store_entries import (  # noqa: F401
     file_of,
     files_of,
     make_entry,
+    put_texts,
     same,
     without_syncs,
 )
@@ -188,8 +189,7 @@ def test_an_index_that_breaks_while_in_use_gives_misses(store: DiskStore) -> Non
 
 
 def test_an_emptied_folder_starts_anew(store: DiskStore) -> None:
-    for text in ("a", "b"):
-        store.put(make_entry(text), FINGERPRINT)
+    put_texts(store, "ab")
     shutil.rmtree(store.folder)
     with closing(DiskStore(store.folder.parent)) as again:
         assert again.changes(2)[:2] == (0, [])
@@ -299,8 +299,7 @@ def test_opening_looks_through_changed_folders_alone(
         return sorted(looked)
 
     with closing(DiskStore(tmp_path)) as store:
-        for text in "abc":
-            store.put(make_entry(text, tokens=500), FINGERPRINT)
+        put_texts(store, "abc", tokens=500)
         folders = sorted({path.parent.name for path in files_of(store)})
         orphan = store.folder / "kv" / folders[0] / f"{folders[0]}{30 * '0'}-{16 * '0'}.safetensors"
         database = store.folder / "index" / "cache.db"

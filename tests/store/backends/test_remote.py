@@ -11,7 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from store_entries import FINGERPRINT, make_entry, same
+from store_entries import FINGERPRINT, make_entry, put_texts, same
 from store_servers import RedisServer, redis_server, s3_server, valkey_server  # noqa: F401
 from tiny import some_chunks
 
@@ -53,8 +53,7 @@ def test_open_store(url: str, namespace: str) -> None:
 def test_a_store_is_copied_to_a_server_and_back(url: str, namespace: str, tmp_path: Path) -> None:
     places = [StoreConfig(tmp_path / "from"), StoreConfig(url), StoreConfig(tmp_path / "to")]
     with closing(open_chunk_store(places[0], namespace)) as first:
-        for text in ("x", "y"):
-            first.put(make_entry(text, tokens=50), FINGERPRINT, Terms("d", 4e9))
+        put_texts(first, "xy", Terms("d", 4e9), tokens=50)
         expected = list(first.entries())
     for source, target in pairwise(places):
         with (

@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 
 import pytest
 from disk_store import DiskStore
-from store_entries import FINGERPRINT, make_entry
+from store_entries import FINGERPRINT, make_entry, put_texts
 
 from ragkv.store import ChunkStore
 from ragkv.store.backends.index import Index
@@ -23,8 +23,7 @@ class Unread(dict[str, str]):
 
 
 def test_a_poll_reads_none_of_the_texts_that_are_known(store: ChunkStore) -> None:
-    for text in "abc":
-        store.put(make_entry(text), FINGERPRINT)
+    put_texts(store, "abc")
     newest, added, _ = store.changes(0)
     assert added == ["a", "b", "c"]
     store._seen = Unread(store._seen)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from disk_store import DiskStore, tiered
-from store_entries import FINGERPRINT, make_entry
+from store_entries import FINGERPRINT, make_entry, put_texts
 from tiny import some_chunks, tiny_model, tiny_tokenizer
 
 from ragkv import RagKV, StoreConfig
@@ -63,8 +63,7 @@ def test_a_place_that_was_filled_again_further_than_before(tmp_path: Path) -> No
         seen, _, _ = ours.changes(0)
         shutil.rmtree(next(tmp_path.iterdir()))
         with closing(DiskStore(tmp_path)) as theirs:
-            for text in ("b", "c", "d"):
-                theirs.put(make_entry(text), FINGERPRINT)
+            put_texts(theirs, "bcd")
         newest, texts, _ = ours.changes(seen)
         assert texts == ["b", "c", "d"]
         assert newest > seen

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from disk_store import tiered
-from store_entries import FINGERPRINT, OTHER, make_entry, same, without_syncs  # noqa: F401
+from store_entries import FINGERPRINT, OTHER, make_entry, put_texts, same, without_syncs  # noqa: F401
 from tiny import some_chunks
 
 from ragkv import RagKV, StoreConfig
@@ -71,8 +71,7 @@ def test_a_forgotten_documents_chunks_go_unless_another_holds_them(store: ChunkS
 
 
 def test_an_edited_document_leaves_no_stale_chunk(store: ChunkStore) -> None:
-    for text in ("a", "b", "c"):
-        store.put(make_entry(text), FINGERPRINT, Terms("one"))
+    put_texts(store, "abc", Terms("one"))
     store.put(make_entry("b"), FINGERPRINT, Terms("two"))
     store.put(make_entry("d"), FINGERPRINT, Terms("one"))
     assert store.keep_only("one", ["a", "d", "never put"]) == 1
@@ -163,8 +162,7 @@ def test_a_clock_that_is_set_back_only_lengthens_a_life(store: ChunkStore, clock
 def test_leftovers_are_collected(tmp_path: Path) -> None:
     backend = MemoryBackend()
     store = ChunkStore(backend)
-    for text in ("a", "b", "c", "d"):
-        store.put(make_entry(text), FINGERPRINT, Terms("one"))
+    put_texts(store, "abcd", Terms("one"))
     keys = {
         info.text: key.name for info, key in zip(store.entries(), backend.scan("kv/"), strict=True)
     }
@@ -182,8 +180,7 @@ def test_leftovers_are_collected(tmp_path: Path) -> None:
 def test_a_changes_number_is_never_used_again() -> None:
     place = Place()
     first = ChunkStore(MemoryBackend(place))
-    for text in ("a", "b", "c"):
-        first.put(make_entry(text), FINGERPRINT)
+    put_texts(first, "abc")
     first.delete("a")
     first.catalog.compact_log(kept=1)  # numbers below those of b and c are free now
     seen, _, _ = first.changes(0)
@@ -260,8 +257,7 @@ def test_a_deletion_that_was_cut_short_is_completed(
 def test_a_text_without_a_row_leaves_the_log() -> None:
     backend = MemoryBackend()
     store = ChunkStore(backend)
-    for text in ("secret", "b"):
-        store.put(make_entry(text), FINGERPRINT)
+    put_texts(store, ("secret", "b"))
     for key in [*backend.scan("kv/"), *backend.scan("text/")]:
         if b"secret" in backend.get(key.name):
             backend.delete(key.name)

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 from disk_store import DiskStore, tiered
-from store_entries import FINGERPRINT, file_of, make_entry, same
+from store_entries import FINGERPRINT, file_of, make_entry, put_texts, same
 from tiny import SIZE, ask, some_chunks, tiny_model, tiny_tokenizer
 
 from ragkv import RagKV, StoreConfig
@@ -215,8 +215,7 @@ def test_loaded_entries_enter_the_tier_and_corrupt_ones_are_deleted(tmp_path: Pa
     below = DiskStore(tmp_path, mapped=False)
     tier = MemoryTier(1 << 20)
     with_tier = tiered(tmp_path, tier)
-    for text in ("good", "bad"):
-        below.put(make_entry(text, tokens=50), FINGERPRINT)
+    put_texts(below, ("good", "bad"), tokens=50)
     path = file_of(below, "bad")
     raw = bytearray(path.read_bytes())
     raw[-50 * 12 - 1] ^= 1  # the last layer's last byte
@@ -280,8 +279,7 @@ def test_the_way_from_below_counts_as_loading() -> None:
     below = ChunkStore(backend, mapped=False)
     with_tier = tiered(backend)
     texts = ["a", "b", "c"]
-    for text in texts:
-        below.put(make_entry(text), FINGERPRINT)
+    put_texts(below, texts)
     backend.seconds = 0.05
     for text in texts:
         opened = with_tier.open(text, FINGERPRINT).entry

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from store_entries import FINGERPRINT, OTHER, make_entry, same, without_syncs  # noqa: F401
+from store_entries import FINGERPRINT, OTHER, make_entry, put_texts, same, texts_in, without_syncs  # noqa: F401
 
 from ragkv import StoreConfig
 from ragkv.chunk.kv import ChunkKV
@@ -24,10 +24,6 @@ from ragkv.store.tiers.eviction import Eviction
 from ragkv.store.tiers.tier import MemoryTier
 
 pytestmark = pytest.mark.usefixtures("without_syncs")
-
-
-def texts_in(store: ChunkStore | MemoryTier) -> list[str]:
-    return sorted(store.texts())
 
 
 ROOM = encode(make_entry("a", tokens=40), FINGERPRINT).nbytes + 20
@@ -46,8 +42,7 @@ def large(text: str, tokens: int = 40) -> ChunkKV:
 
 def test_the_store_makes_room_where_it_was_asked_to() -> None:
     store = evicting(3)
-    for text in "abc":
-        store.put(large(text), FINGERPRINT)
+    put_texts(store, "abc", tokens=40)
     seen, _, _ = store.changes(0)
     assert store.get("a", FINGERPRINT).entry is not None  # from memory, and a use all the same
     store.put(large("d"), FINGERPRINT)
@@ -65,8 +60,7 @@ def test_the_store_makes_room_where_it_was_asked_to() -> None:
 
 def test_nothing_leaves_for_what_would_never_fit() -> None:
     store = evicting(3)
-    for text in "abc":
-        store.put(large(text), FINGERPRINT)
+    put_texts(store, "abc", tokens=40)
     with pytest.raises(StoreFullError, match="raise memory_bytes"):
         store.put(large("d", tokens=1000), FINGERPRINT)
     assert texts_in(store) == ["a", "b", "c"]
@@ -147,8 +141,7 @@ def test_room_that_others_take_is_made_again() -> None:
 def test_what_was_there_before_can_leave_too() -> None:
     backend = MemoryBackend(budget=int(3.2 * ROOM))
     others = ChunkStore(backend)
-    for text in "abc":
-        others.put(large(text), FINGERPRINT)
+    put_texts(others, "abc", tokens=40)
     store = ChunkStore(backend, eviction=Eviction(3 * ROOM))
     assert store.get("a", FINGERPRINT).entry is not None
     store.put(large("d"), FINGERPRINT)

@@ -15,14 +15,10 @@ from pathlib import Path
 import pytest
 import torch
 from disk_store import tiered
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
-from store_entries import FINGERPRINT, OTHER, make_entry, same, without_syncs  # noqa: F401
+from store_entries import FINGERPRINT, OTHER, make_entry, put_texts, same, texts_in, without_syncs  # noqa: F401
 
 from ragkv import StoreConfig
 from ragkv.errors import ConfigError, StoreFullError
-from ragkv.model.fingerprint import Fingerprint
 from ragkv.store import ChunkStore, TieredStore, open_store
 from ragkv.store.backends.memory import MemoryBackend, Place
 from ragkv.store.operate import verify
@@ -31,10 +27,6 @@ from ragkv.store.types import Terms
 
 pytestmark = pytest.mark.usefixtures("without_syncs")
 SIZE = size_of(make_entry("a"))
-
-
-def texts_in(store: ChunkStore | MemoryTier) -> list[str]:
-    return sorted(store.texts())
 
 
 # ---- device over memory over below
@@ -53,8 +45,7 @@ def test_what_leaves_the_device_is_copied_to_memory_once() -> None:
         copies.append(entry.text),
         keep(entry, *rest),
     )[1]
-    for text in "abc":
-        store.put(make_entry(text), FINGERPRINT)
+    put_texts(store, "abc")
     assert (texts_in(device), texts_in(memory), copies) == (["b", "c"], ["a"], ["a"])
     assert same(store.get("a", FINGERPRINT).entry, make_entry("a"))  # b leaves
     assert (texts_in(device), texts_in(memory), copies) == (["a", "c"], ["a", "b"], ["a", "b"])
@@ -76,8 +67,7 @@ def test_an_entry_is_on_the_device_in_its_tier_alone() -> None:
 
 def test_a_put_replaces_what_the_tiers_hold() -> None:
     store = tiers(1, 3)
-    for text in "ab":
-        store.put(make_entry(text), FINGERPRINT)
+    put_texts(store, "ab")
     assert texts_in(store.tiers[-1]) == ["a"]
     longer = make_entry("a", tokens=9)
     store.put(longer, FINGERPRINT)
@@ -97,8 +87,7 @@ def test_what_a_device_has_no_room_for_goes_to_memory() -> None:
 def test_expiry_holds_in_every_tier(monkeypatch: pytest.MonkeyPatch) -> None:
     store = tiers(1, 3)
     now = time.time()
-    for text in "ab":
-        store.put(make_entry(text), FINGERPRINT, Terms(expires_at=now + 1000))
+    put_texts(store, "ab", Terms(expires_at=now + 1000))
     store.put(make_entry("c"), FINGERPRINT)
     monkeypatch.setattr(time, "time", lambda: now + 1001)
     assert [store.get(text, FINGERPRINT).reason for text in "abc"] == ["expired", "expired", ""]
@@ -159,8 +148,7 @@ def test_what_was_hot_on_the_device_is_admitted_to_memory() -> None:
     device, memory = (MemoryTier(n * size + 64, admission=True) for n in (1, 2))
     backend = MemoryBackend()
     store = tiered(backend, device, memory)
-    for text in ("hot", "warm"):
-        store.put(make_entry(text), FINGERPRINT)
+    put_texts(store, ("hot", "warm"))
     assert (texts_in(device), texts_in(memory)) == (["hot"], ["warm"])
     ChunkStore(backend).put(make_entry("new"), FINGERPRINT)
     for text, times in (("hot", 10), ("warm", 3), ("new", 12)):
@@ -230,12 +218,10 @@ def test_a_deletion_that_left_the_log_empties_the_tiers(
     two: tuple[TieredStore, TieredStore],
 ) -> None:
     mine, theirs = two
-    for text in "ab":
-        mine.put(make_entry(text), FINGERPRINT)
+    put_texts(mine, "ab")
     number, _, _ = mine.changes(0)
     theirs.delete("a")
-    for text in "cd":
-        theirs.put(make_entry(text), FINGERPRINT)
+    put_texts(theirs, "cd")
     theirs.catalog.compact_log(kept=2)
     moved, texts, removed = mine.changes(number)
     assert texts == ["c", "d"]
@@ -247,8 +233,7 @@ def test_a_deletion_that_left_the_log_empties_the_tiers(
 
 def test_a_document_of_ones_own_leaves_memory_at_once(two: tuple[TieredStore, TieredStore]) -> None:
     mine, _ = two
-    for text in "abc":
-        mine.put(make_entry(text), FINGERPRINT, Terms("d"))
+    put_texts(mine, "abc", Terms("d"))
     assert mine.keep_only("d", ["b"]) == 2
     assert [mine.get(text, FINGERPRINT).reason for text in "abc"] == ["absent", "", "absent"]
 
@@ -261,79 +246,6 @@ def test_a_place_that_was_emptied_empties_the_tiers() -> None:
     backend.place = Place()
     store.changes(1)
     assert store.get("a", FINGERPRINT).reason == "absent"
-
-
-# ---- against a dictionary
-
-
-class Tiers(RuleBasedStateMachine):
-    """All that may be done to a tiered store, beside a plain dictionary."""
-
-    names = st.sampled_from(["a", "b", "c", "d", "e"])
-    prints = st.sampled_from([FINGERPRINT, OTHER])
-    documents = st.sampled_from([None, "one", "two"])
-
-    def __init__(self) -> None:
-        super().__init__()
-        place = Place()
-        own = [MemoryTier(size * SIZE, admission=True) for size in (2, 3)]
-        self.store = tiered(MemoryBackend(place), *own)
-        self.other = tiered(MemoryBackend(place), 2 * SIZE)
-        self.model: dict[tuple[str, Fingerprint], int] = {}
-        self.held: dict[str, set[str]] = {}
-
-    @rule(text=names, fingerprint=prints, tokens=st.integers(1, 4), document=documents)
-    def put(self, text: str, fingerprint: Fingerprint, tokens: int, document: str | None) -> None:
-        self.store.put(make_entry(text, tokens=tokens), fingerprint, Terms(document))
-        self.model[text, fingerprint] = tokens
-        self.held.setdefault(text, set()).update({document} if document else ())
-
-    @rule(text=names, fingerprint=prints)
-    def get(self, text: str, fingerprint: Fingerprint) -> None:
-        lookup = self.store.get(text, fingerprint)
-        if (text, fingerprint) in self.model:
-            assert same(lookup.entry, make_entry(text, tokens=self.model[text, fingerprint]))
-        else:
-            known = any(other == text for other, _ in self.model)
-            assert (lookup.entry, lookup.reason) == (None, "fingerprint" if known else "absent")
-
-    @rule(text=names, by_another=st.booleans())
-    def delete(self, text: str, by_another: bool) -> None:
-        store = self.other if by_another else self.store
-        gone = [key for key in self.model if key[0] == text]
-        assert store.delete(text) == len(gone)
-        for key in gone:
-            del self.model[key]
-        self.held.pop(text, None)
-        self.store.changes(0)
-
-    @rule(document=documents.filter(bool), texts=st.sets(names))
-    def keep_only(self, document: str, texts: set[str]) -> None:
-        gone = [
-            text
-            for text, documents in self.held.items()
-            if document in documents and text not in texts
-        ]
-        for text in gone:
-            self.held[text].discard(document)
-        gone = [text for text in gone if not self.held[text]]
-        assert self.store.keep_only(document, texts) == len(gone)
-        for text in gone:
-            del self.held[text]
-            for key in [key for key in self.model if key[0] == text]:
-                del self.model[key]
-
-    @invariant()
-    def agrees(self) -> None:
-        assert set(self.store.texts()) == {text for text, _ in self.model}
-        for tier in self.store.tiers:
-            assert tier.nbytes <= tier.budget
-        for text, fingerprint in self.model:
-            assert self.store.contains(text, fingerprint)
-
-
-TestTiers = Tiers.TestCase
-TestTiers.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
 
 
 def test_a_lossy_codec_gives_this_process_what_it_gives_others(tmp_path: Path) -> None:
