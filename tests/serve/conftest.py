@@ -9,13 +9,11 @@ from functools import partial
 import pytest
 from fastapi.testclient import TestClient
 from listening import Listening, serving
-from served import until
+from served import client_of, until
 from stub_server import connect, stub  # noqa: F401
 
 from ragkv import RagKV, StoreConfig
 from ragkv.config import MEMORY
-from ragkv.serve.app import make_app
-from ragkv.serve.config import ServeConfig
 
 
 @pytest.fixture
@@ -32,9 +30,8 @@ def kv(make_engine) -> RagKV:
 
 @pytest.fixture
 def client(kv) -> Iterator[TestClient]:
-    app = make_app(ServeConfig(), {"default": kv})
-    with TestClient(app) as client:
-        until(lambda: app.state.service.ready)
+    with client_of(kv) as client:
+        until(lambda: client.app.state.service.ready)
         yield client
 
 

@@ -6,14 +6,11 @@ from contextlib import ExitStack
 from importlib.metadata import version
 
 import pytest
-from fastapi.testclient import TestClient
 from prometheus_client.parser import text_string_to_metric_families
-from served import CHAT, CHUNKS, TEXT, chat, model_held, refused, until
+from served import CHAT, CHUNKS, TEXT, chat, client_of, model_held, refused, until
 from tiny import ask, tiny_model, tiny_tokenizer
 
 from ragkv import RagKV, ReuseConfig
-from ragkv.serve.app import make_app
-from ragkv.serve.config import ServeConfig
 
 
 def figures(client) -> dict[str, float]:
@@ -27,10 +24,9 @@ def figures(client) -> dict[str, float]:
 
 
 def test_health_waits_for_the_sink(kv):
-    app = make_app(ServeConfig(), {"default": kv})
     with ExitStack() as stack:
         with model_held(kv):
-            client = stack.enter_context(TestClient(app))
+            client = stack.enter_context(client_of(kv))
             refused(client.get("/health"), 503, code="starting")
             assert client.get("/version").status_code == 200
         until(lambda: client.get("/health").status_code == 200)
@@ -70,11 +66,11 @@ def test_a_folders_place_is_not_told(tmp_path):
     tiny_model().save_pretrained(folder)
     tiny_tokenizer().save_pretrained(folder)
     with RagKV(folder, store=":memory:") as kv:
-        with TestClient(make_app(ServeConfig(), {"default": kv})) as client:
+        with client_of(kv) as client:
             for path in ("/v1/models", "/version"):
                 assert str(tmp_path) not in client.get(path).text
             assert client.post(CHAT, json=chat(model="tiny-model")).status_code == 200
-        with TestClient(make_app(ServeConfig(model_name="org/x"), {"default": kv})) as client:
+        with client_of(kv, model_name="org/x") as client:
             assert client.get("/v1/models/org/x").json()["id"] == "org/x"
 
 
@@ -140,7 +136,7 @@ def test_metrics_are_the_reports_figures(client, kv):
 
 def test_tiers_are_counted(make_engine):
     kv = make_engine(reuse=ReuseConfig())
-    client = TestClient(make_app(ServeConfig(), {"default": kv}))
+    client = client_of(kv)
     kv.precompute(CHUNKS)
     asked = chat(max_tokens=4, ignore_eos=True)
     client.post(CHAT, json=asked)
@@ -170,8 +166,7 @@ def test_misses_and_errors_are_counted(client, kv):
 
 
 def test_each_application_has_figures_of_its_own(kv):
-    apps = [make_app(ServeConfig(), {"default": kv}) for _ in range(2)]
-    with TestClient(apps[0]) as one, TestClient(apps[1]) as other:
+    with client_of(kv) as one, client_of(kv) as other:
         one.post(CHAT, json=chat())
         assert figures(one)["ragkv:prompt_tokens_total"] > 0
         assert figures(other)["ragkv:prompt_tokens_total"] == 0

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from fastapi.testclient import TestClient
-from served import CHAT, CHUNKS, TEXT, chat, events
+from served import CHAT, CHUNKS, TEXT, chat, client_of, events
 from threads import each_in_a_thread
 from tiny import ask
 
 from ragkv import ReuseConfig
-from ragkv.serve.app import make_app
-from ragkv.serve.config import ServeConfig
 
 
 @pytest.fixture
@@ -44,9 +41,7 @@ def test_a_chat_answer_is_the_engines(warm, kv):
 
 
 def test_a_conversation_goes_on(make_engine):
-    with TestClient(
-        make_app(ServeConfig(), {"default": make_engine(reuse=ReuseConfig())})
-    ) as client:
+    with client_of(make_engine(reuse=ReuseConfig())) as client:
         first = client.post(CHAT, json=chat()).json()["choices"][0]["message"]["content"]
         body = chat(ragkv={"report": True})
         body["messages"] += [
@@ -64,7 +59,7 @@ def test_a_conversation_goes_on(make_engine):
 def test_usage_names_the_tokens_from_history(make_engine, serves, streaming):
     engine = make_engine(reuse=ReuseConfig(history=serves))
     engine.precompute(CHUNKS)
-    with TestClient(make_app(ServeConfig(), {"default": engine})) as client:
+    with client_of(engine) as client:
 
         def found(**ragkv):
             body = chat(ragkv={"report": True, **ragkv}, stream=streaming)
@@ -184,11 +179,6 @@ def test_the_end_is_ignored_on_request(warm, kv):
     asked = chat(ignore_eos=True, sparse="auto")
     (choice,) = warm.post(CHAT, json=asked).json()["choices"]
     assert choice["finish_reason"] == "length"
-
-
-def test_max_completion_tokens_is_the_newer_name(warm):
-    answer = warm.post(CHAT, json=chat(max_completion_tokens=2)).json()
-    assert answer["usage"]["completion_tokens"] == 2
 
 
 def test_chat_logprobs(warm):

@@ -5,15 +5,12 @@ from __future__ import annotations
 import json
 
 import pytest
-from fastapi.testclient import TestClient
-from served import CHAT, CHUNKS, chat, model_held, refused, until
+from served import CHAT, CHUNKS, chat, client_of, model_held, refused, until
 from tiny import some_chunks
 
 from ragkv.errors import StoreFullError
 from ragkv.report.account import PrecomputeReport
 from ragkv.serve import ingestion, service
-from ragkv.serve.app import make_app
-from ragkv.serve.config import ServeConfig
 
 
 def known(client, text, **more):
@@ -62,7 +59,7 @@ def test_progress(client, kv, monkeypatch):
 
 
 def test_waiting_ends_at_the_timeout_and_the_work_goes_on(kv):
-    with TestClient(make_app(ServeConfig(timeout=0.2), {"default": kv})) as client:
+    with client_of(kv, timeout=0.2) as client:
         with model_held(kv):
             response = client.post("/v1/chunks", json={"texts": CHUNKS})
             assert response.status_code == 202
@@ -133,7 +130,7 @@ def test_bounds(kv, monkeypatch):
     monkeypatch.setattr(service, "TEXTS", 2)
     monkeypatch.setattr(service, "TEXT_CHARACTERS", 300)
     monkeypatch.setattr(ingestion, "JOBS", 1)
-    with TestClient(make_app(ServeConfig(), {"default": kv})) as client:
+    with client_of(kv) as client:
         for path in ("/v1/chunks", "/v1/chunks/prefetch"):
             for texts in (CHUNKS, ["x" * 301]):
                 refused(client.post(path, json={"texts": texts}), 400, code="too_large")
@@ -149,7 +146,7 @@ def test_bounds(kv, monkeypatch):
 
 def test_the_server_ends_with_jobs_that_wait(kv, monkeypatch):
     monkeypatch.setattr(ingestion, "AT_ONCE", 1)
-    with TestClient(make_app(ServeConfig(), {"default": kv})) as client:
+    with client_of(kv) as client:
         queue = client.app.state.service.ingestion
         with model_held(kv):
             for _ in range(2):

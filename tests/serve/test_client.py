@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 import gc
 import pickle
-import subprocess
-import sys
 import threading
 from concurrent.futures import CancelledError
 
 import httpx
 import pytest
+from fresh import output_of
 from stub_server import REPORT, VERSION, Endless, refused, sse, text_events
+from threads import each_in_a_thread
 from tiny import ask, some_chunks
 
 from ragkv import ReuseConfig, SparseDecoding
@@ -160,13 +160,7 @@ def test_nothing_hangs_where_a_client_is_closed_under_way(connect):
 
 def test_many_threads_share_a_client(connect):
     kv, texts = connect(), []
-    threads = [
-        threading.Thread(target=lambda: texts.append(kv.generate("Hi").text)) for _ in range(8)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    each_in_a_thread(lambda _: texts.append(kv.generate("Hi").text), range(8))
     assert texts == ["Hello"] * 8
 
 
@@ -386,8 +380,7 @@ def test_errors_are_ragkvs():
 def test_the_client_knows_neither_server_nor_engine():
     others = ("torch", "transformers", "fastapi", "ragkv.serve", "ragkv.engine", "ragkv.store")
     code = f"import ragkv.client.connection, sys; print([m for m in {others} if m in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+    assert output_of(code).strip() == "[]"
 
 
 def test_a_chunk_is_looked_up_for_a_method(connect, stub):

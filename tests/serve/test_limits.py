@@ -10,12 +10,9 @@ from contextlib import closing
 
 import httpx
 import pytest
-from fastapi.testclient import TestClient
-from served import CHAT, CHUNKS, TEXT, chat, events, model_held, refused, until
+from served import CHAT, CHUNKS, TEXT, chat, client_of, events, model_held, refused, until
 
 from ragkv.serve import body as bodies
-from ragkv.serve.app import make_app
-from ragkv.serve.config import ServeConfig
 
 LONG = {"prompt": CHUNKS[0], "max_tokens": 3000, "ignore_eos": True}
 HEADERS = {"Content-Type": "application/json"}
@@ -84,7 +81,7 @@ def test_an_idle_connection_stays_open_for_a_proxys_minute(listen):
 def test_lengths_at_the_bound(kv, monkeypatch):
     body = json.dumps(chat()).encode()
     monkeypatch.setattr(bodies, "BODY_BYTES", len(body))
-    with TestClient(make_app(ServeConfig(), {"default": kv})) as client:
+    with client_of(kv) as client:
         assert client.post(CHAT, content=body, headers=HEADERS).status_code == 200
         refused(client.post(CHAT, content=body + b" ", headers=HEADERS), 413)
         refused(client.post(CHAT, content=iter([body, b" "]), headers=HEADERS), 413)

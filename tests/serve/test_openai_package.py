@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import openai
 import pytest
-from openai import AsyncOpenAI, OpenAI
+from openai import OpenAI
 from served import CHUNKS
 from tiny import ask
 
@@ -72,16 +72,6 @@ def test_text(client, server):
     assert len(answer.choices[0].logprobs.tokens) == 5
     chunks = client.completions.create(**fields, stream=True)
     assert "".join(chunk.choices[0].text for chunk in chunks) == alone.text
-
-
-async def test_the_asynchronous_client(server):
-    alone = server.engine.generate(ask(CHUNKS), max_new_tokens=6)
-    async with AsyncOpenAI(base_url=f"{server.url}/v1", api_key="sk-a") as client:
-        stream = await client.chat.completions.create(
-            model="default", messages=ask(CHUNKS), max_tokens=6, stream=True
-        )
-        pieces = [chunk.choices[0].delta.content or "" async for chunk in stream]
-    assert "".join(pieces) == alone.text
 
 
 def test_models(client, server):

@@ -11,15 +11,13 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 from openai import BadRequestError, OpenAI
-from served import CHAT, CHUNKS, TEXT, chat, refused
+from served import CHAT, CHUNKS, TEXT, chat, client_of, refused
 from tiny import ask, tiny_model, tiny_tokenizer
 from tokenizers.processors import TemplateProcessing
 
 from ragkv import Chat, RagKV
 from ragkv.client import RemoteRagKV
 from ragkv.errors import ConfigError
-from ragkv.serve.app import make_app
-from ragkv.serve.config import ServeConfig
 
 ONE = {"type": "object", "properties": {"x": {"enum": [1, 2]}}, "required": ["x"]}
 NO_PARAMETERS = [[], {"type": "string"}, {"type": ["array", "null"]}, True]
@@ -236,20 +234,12 @@ def test_what_may_harm_a_log_does_not(client, given):
 
 def test_the_log_names_the_request(kv, monkeypatch, caplog):
     monkeypatch.setattr(type(kv.tokenizer), "decode", None)
-    app = make_app(ServeConfig(), {"default": kv})
-    with TestClient(app, raise_server_exceptions=False) as client, caplog.at_level(logging.ERROR):
-        for body in ({"tokens": [5]},):
-            response = client.post("/detokenize", json=body, headers={"x-request-id": "mine-7"})
-            assert response.headers["x-request-id"] == "mine-7"
-            refused(response, 500)
+    with client_of(kv, raise_errors=False) as client, caplog.at_level(logging.ERROR):
+        headers = {"x-request-id": "mine-7"}
+        response = client.post("/detokenize", json={"tokens": [5]}, headers=headers)
+        assert response.headers["x-request-id"] == "mine-7"
+        refused(response, 500)
     assert "the request mine-7 failed" in caplog.text
-
-
-def test_the_openai_package_reads_it(openai_client):
-    answer = openai_client.chat.completions.create(
-        model="default", messages=ask(CHUNKS), max_tokens=1, extra_headers={"x-request-id": "me"}
-    )
-    assert answer._request_id == "me"
 
 
 # ---- tokens
@@ -264,7 +254,7 @@ def bos_client() -> Iterator[TestClient]:
     )
     with (
         RagKV(tiny_model(), tokenizer, store=":memory:") as kv,
-        TestClient(make_app(ServeConfig(), {"default": kv})) as client,
+        client_of(kv) as client,
     ):
         yield client
 

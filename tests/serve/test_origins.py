@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from fastapi.testclient import TestClient
-from served import CHAT, chat, refused
+from served import CHAT, chat, client_of, refused
 
 from ragkv.errors import ConfigError
-from ragkv.serve.app import make_app
 from ragkv.serve.config import ServeConfig
 
 PAGE, OTHER = "http://localhost:5173", "https://chat.example.org"
@@ -18,18 +16,13 @@ ASKS = {
 ALLOWED = "access-control-allow-origin"
 
 
-def client_of(kv, *origins, **settings):
-    config = ServeConfig(cors_origins=origins, **settings)
-    return TestClient(make_app(config, dict.fromkeys(config.namespaces, kv)))
-
-
 @pytest.mark.parametrize("path", [CHAT, "/v1/chunks", "/v1/models"])
 @pytest.mark.parametrize(
     ("origins", "lets_in"),
     [((), ()), ((PAGE,), (PAGE,)), ((PAGE, OTHER), (PAGE, OTHER)), (("*",), (PAGE, OTHER))],
 )
 def test_a_preflight(kv, path, origins, lets_in):
-    with client_of(kv, *origins, keys={"secret": "default"}) as client:
+    with client_of(kv, cors_origins=origins, keys={"secret": "default"}) as client:
         for origin in (PAGE, OTHER, "null"):
             response = client.options(path, headers={"Origin": origin, **ASKS})
             if origin in lets_in or origins == ("*",):
@@ -45,7 +38,7 @@ def test_a_preflight(kv, path, origins, lets_in):
 
 @pytest.mark.parametrize("fields", [{}, {"stream": True}, {"model": "other"}, {"n": "x"}])
 def test_answers_and_errors_name_the_origin(kv, fields):
-    with client_of(kv, PAGE) as client:
+    with client_of(kv, cors_origins=(PAGE,)) as client:
         for origin, allowed in ((PAGE, PAGE), (OTHER, None), (None, None)):
             headers = {} if origin is None else {"Origin": origin}
             response = client.post(CHAT, json=chat(max_tokens=1, **fields), headers=headers)
@@ -56,9 +49,8 @@ def test_answers_and_errors_name_the_origin(kv, fields):
 
 def test_a_failure_of_the_servers_own_names_it_too(kv, monkeypatch):
     monkeypatch.setattr(kv, "stream", lambda *_, **__: 1 / 0)
-    with client_of(kv, PAGE) as client:
-        client_that_reads = TestClient(client.app, raise_server_exceptions=False)
-        response = client_that_reads.post(CHAT, json=chat(), headers={"Origin": PAGE})
+    with client_of(kv, raise_errors=False, cors_origins=(PAGE,)) as client:
+        response = client.post(CHAT, json=chat(), headers={"Origin": PAGE})
         assert (response.status_code, response.headers[ALLOWED]) == (500, PAGE)
 
 

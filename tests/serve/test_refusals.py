@@ -9,16 +9,13 @@ from typing import get_type_hints
 
 import pytest
 import torch
-from fastapi.testclient import TestClient
 from openai.types.chat.completion_create_params import CompletionCreateParamsStreaming as ChatParams
 from openai.types.completion_create_params import CompletionCreateParamsStreaming as TextParams
-from served import CHAT, TEXT, chat, refused
+from served import CHAT, TEXT, chat, client_of, refused
 
 from ragkv.errors import StoreError, StoreFullError
 from ragkv.model.workspace import Workspace
-from ragkv.serve.app import make_app
 from ragkv.serve.chunks import ChunkFields
-from ragkv.serve.config import ServeConfig
 from ragkv.serve.fields import IGNORED, NEUTRAL, ChatFields, CompletionFields, parse, prompts_in
 from ragkv.serve.refusal import RefusedError
 
@@ -223,13 +220,6 @@ def test_a_prompt_that_is_too_long(client, stream):
     assert "4096" in message
 
 
-def test_another_model(client, kv):
-    for name in ("default", kv.info.name):
-        assert client.post(CHAT, json=chat(model=name)).status_code == 200
-    response = client.post(CHAT, json=chat(model="gpt-4o"))
-    refused(response, 404, code="model_not_found", param="model")
-
-
 @pytest.mark.parametrize(
     "body", [b"", b"{", b"[]", b"5", b'{"a": NaN}', b"\xff", b"[" * 100_000, b"9" * 5000]
 )
@@ -269,8 +259,7 @@ def test_a_failure_tells_nothing_of_the_machine(kv, monkeypatch, error, status, 
     def fail(*_args, **_kwargs):
         raise error
 
-    app = make_app(ServeConfig(), {"default": kv})
-    with TestClient(app, raise_server_exceptions=False) as client:
+    with client_of(kv, raise_errors=False) as client:
         monkeypatch.setattr(kv, "contains", fail)
         monkeypatch.setattr(kv, "stream", fail)
         for response in (
@@ -284,7 +273,7 @@ def test_a_failure_tells_nothing_of_the_machine(kv, monkeypatch, error, status, 
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_want_of_memory_says_what_to_set_and_the_server_goes_on(kv, monkeypatch, stream):
-    with TestClient(make_app(ServeConfig(), {"default": kv})) as client:
+    with client_of(kv) as client:
         body = chat(stream=stream, max_tokens=2)
         with monkeypatch.context() as patch:
             patch.setattr(Workspace, "uninitialised", fails)

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from fastapi.testclient import TestClient
-from served import CHAT, CHUNKS, TEXT, events, refused, until
+from served import CHAT, CHUNKS, TEXT, events, refused
 from tiny import ask
 from tokenizer_kinds import KINDS, model_of, tokenizer_of
 
 from ragkv import RagKV, ReuseConfig
 from ragkv.client import RemoteRagKV
 from ragkv.prompt.chat import TokenIds
-from ragkv.serve.app import make_app
-from ragkv.serve.config import ServeConfig
 
 TEXTS = ["if 日本語 the 😀 for the statement", "  the  if\n日本", "é😀"]
 ODD = "if 日本語 the 😀"
@@ -25,14 +22,6 @@ def kv(request):
         model_of(request.param), tokenizer_of(request.param), store=":memory:", reuse=reuse
     ) as kv:
         yield kv
-
-
-@pytest.fixture
-def client(kv):
-    app = make_app(ServeConfig(), {"default": kv})
-    with TestClient(app) as client:
-        until(lambda: app.state.service.ready)
-        yield client
 
 
 def plain(kv, text):

@@ -9,13 +9,23 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from fastapi.testclient import TestClient
 from tiny import ask, some_chunks
 
 from ragkv import RagKV
+from ragkv.serve.app import make_app
+from ragkv.serve.config import ServeConfig
 
 CHUNKS = some_chunks(3)
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"
+
+
+def client_of(engine: RagKV, *, raise_errors: bool = True, **settings: Any) -> TestClient:
+    """Return a client of a server in this event loop; ``settings`` are ServeConfig's."""
+    config = ServeConfig(**settings)
+    app = make_app(config, dict.fromkeys(config.namespaces, engine))
+    return TestClient(app, raise_server_exceptions=raise_errors)
 
 
 def chat(**fields: object) -> dict[str, Any]:
