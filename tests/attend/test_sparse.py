@@ -119,13 +119,6 @@ def test_layers_with_a_window_keep_it(make_engine: Make) -> None:
     assert torch.equal(run(engine, None).logits, run(engine, Sparse(0.0, near=0)).logits)
 
 
-def test_near_tokens_are_seen(make_engine: Make) -> None:
-    engine = make_engine()
-    engine.precompute(UNEVEN)
-    some, more = run(engine, Sparse(0.0, near=1)), run(engine, Sparse(0.0, near=9))
-    assert layers_that_differ(some, more)
-
-
 @pytest.mark.parametrize("family", ["llama", "gemma3", "qwen3"])
 def test_with_all_recomputed_it_is_a_full_prefill(make_engine: Make, family: str) -> None:
     engine = make_engine(family)

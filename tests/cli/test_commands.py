@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 from click.testing import Result
+from fresh import output_of
 from tiny import some_chunks, tiny_model, tiny_tokenizer
 from transformers import AutoModelForCausalLM, GPT2Config
 from typer.testing import CliRunner
@@ -47,9 +46,8 @@ def test_help_is_light_and_lists_the_commands():
         "heavy = {'torch', 'transformers', 'numpy', 'langchain_core', 'llama_index'}\n"
         "assert not heavy & set(sys.modules), heavy & set(sys.modules)\napp(['--help'])"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert all(name in done.stdout for name in ("precompute", "ask", "serve", "check"))
+    shown = output_of(code)
+    assert all(name in shown for name in ("precompute", "ask", "serve", "check"))
 
 
 def test_precompute_stores_once(model, texts, tmp_path):

@@ -191,14 +191,6 @@ def test_chunks_of_another_fingerprint(make_engine, tmp_path, settings, detail):
     assert all(miss.stored_next for miss in report.misses)
 
 
-def test_a_sink_that_differs_between_ingestion_and_answer(make_engine):
-    kv = make_engine()
-    kv.precompute(PLAIN[:2], sink=kv.sink_from("Use this.\n\n{context}"))
-    (first, second) = answer(kv, PLAIN[:2], ask(PLAIN[:2])).misses
-    assert (first.reason, first.detail) == ("fingerprint", "another sink")
-    assert second.reason == "fingerprint"
-
-
 def test_evicted_chunks(make_engine, tmp_path):
     engines = (
         make_engine(store=StoreConfig(":memory:", memory_bytes=150_000)),
@@ -349,14 +341,6 @@ def test_another_splitters_chunk_that_starts_later_is_no_miss(make_engine, line_
         assert reasons(answer(kv, chunks[:1], prompt)) == ["cut"]
 
 
-def test_very_many_named_chunks(make_engine):
-    kv = make_engine()
-    names = [f"{at}: a text that no prompt has, and that is long enough." for at in range(300)]
-    report = answer(kv, [*LINES[:2], *names], ask([LINES[0], str([LINES[1]])]))
-    assert sorted(set(reasons(report))) == ["absent", "left_out", "list"]
-    assert len(report.misses) == 302
-
-
 # ---- which prompt a list belongs to
 
 
@@ -367,15 +351,6 @@ def test_names_given_before_the_prompt(make_engine):
     prompt = ask([LINES[0], str([LINES[1]])])
     assert reasons(kv.generate(prompt, max_new_tokens=1).report) == ["list", "left_out"]
     assert reasons(kv.prefill(ask(["Another question."])).report) == []
-
-
-def test_a_call_between_retrieval_and_answer_takes_no_names_away(make_engine):
-    kv = make_engine()
-    kv.prefetch(LINES[:2])
-    between = kv.generate("Rewrite the question.", max_new_tokens=1).report
-    assert reasons(between) == ["left_out"] * 2
-    report = kv.generate(ask([str([LINES[0]])]), max_new_tokens=1).report
-    assert reasons(report) == ["list"]
 
 
 def test_every_call_of_a_synthesizer_has_its_chunks(make_engine):
@@ -400,17 +375,6 @@ def test_callers_at_once_get_their_own_chunks_alone(make_engine):
         report = context.run(kv.generate, prompt, max_new_tokens=1, on_miss="skip").report
         found = {miss.chunk: miss.reason for miss in report.misses}
         assert found == {mine[0][:80]: "list", mine[1][:80]: "left_out", shared: "absent"}
-
-
-def test_a_list_of_another_context_is_the_next_prompts_if_it_is_the_only_one(make_engine):
-    kv = make_engine()
-    prompt = ask([str([LINES[0]])])
-    for _ in range(2):
-        copy_context().run(kv.prefetch, LINES[:2])  # as LangChain retrieves
-        assert reasons(kv.generate(prompt, max_new_tokens=1).report) == ["list", "left_out"]
-    for chunks in (LINES[:2], LINES[2:4]):
-        copy_context().run(kv.prefetch, chunks)
-    assert reasons(kv.generate(prompt, max_new_tokens=1).report) == ["list"]
 
 
 def test_a_stored_chunk_that_nobody_named_is_no_miss(make_engine):

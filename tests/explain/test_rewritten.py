@@ -12,29 +12,7 @@ import ragkv
 from ragkv.explain.rewritten import Rewritten
 from ragkv.report.reasons import REASONS
 
-BODY = (
-    "The quick brown fox jumps over the lazy dog near the river bank.\n"
-    "Nobody has ever seen it come back to where it started from."
-)
-CHUNK = f"source: a.md\nread at: 12:00\n\n{BODY}"
 CODE = 'def path():\n    print("C:\\new\\table", "it\'s")\n    return "\\n".join(lines)  # \u00e9 \U0001f600'
-
-
-@pytest.mark.parametrize(
-    ("prompt", "cause"),
-    [
-        (f"Read:\n{[CHUNK]}\nWhy?", "list"),
-        (f'{{"content": "{CHUNK}"}}'.replace("\n", "\\n"), "json"),
-        (f"Read: {' '.join(CHUNK.split())} Why?", "whitespace"),
-        (f"Read:\nsource: a.md\nread at: 12:30\n\n{BODY}\n\nWhy?", "metadata"),
-        (f"Read:\n{BODY}\n\nWhy?", "metadata"),
-        (f"Read:\n{BODY.splitlines()[1]}\nWhy?", "shortened"),
-        ("Something else.", None),
-        ("", None),
-    ],
-)
-def test_the_cause_is_named(prompt, cause):
-    assert Rewritten(prompt).reason_of(CHUNK) == cause
 
 
 @pytest.mark.parametrize(

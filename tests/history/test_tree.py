@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -12,6 +11,7 @@ import pytest
 import torch
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from threads import each_in_a_thread
 
 from ragkv.history import tree as module
 from ragkv.history.node import ABSENT, EXACT, NODE_OVERHEAD, PrefixMatch, PrefixNode
@@ -314,11 +314,7 @@ def test_threads_share_it() -> None:
             except Exception as error:  # noqa: BLE001  shown below
                 wrong.append(error)
 
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    each_in_a_thread(work, range(6))
     tree.settle(MODEL)
     assert wrong == []
     assert_sound(tree)

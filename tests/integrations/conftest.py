@@ -10,9 +10,18 @@ from typing import Any
 import pytest
 from frameworks import FRAMEWORKS
 from listening import listening
+from llama_index.core import Settings
+from llama_index.core.embeddings import MockEmbedding
 from tiny import tiny_model, tiny_tokenizer
 
 from ragkv import Completion, RagKV, ReuseConfig, ReuseReport
+
+
+@pytest.fixture(autouse=True)
+def _no_downloads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let LlamaIndex load neither embeddings nor a tokenizer."""
+    monkeypatch.setattr(Settings, "_embed_model", MockEmbedding(embed_dim=4))
+    monkeypatch.setattr(Settings, "_tokenizer", tiny_tokenizer().encode)
 
 
 @pytest.fixture

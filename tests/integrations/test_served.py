@@ -14,7 +14,6 @@ from langchain_core.runnables import RunnableLambda
 from langchain_ragkv import ChatRagKV, RagKVRetriever, RagKVTransformer
 from langchain_ragkv import RagKVLLM as TextModel
 from listening import listening
-from llama_index.core import Settings
 from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.prompts import PromptTemplate
 from llama_index.core.schema import TextNode
@@ -63,8 +62,7 @@ def account(llm):
     return {name: report[name] for name in report if name not in TIMES | {"positions"}}
 
 
-def test_the_same_pipeline_gives_the_same_answers(make_engine, framework, served, monkeypatch):
-    monkeypatch.setattr(Settings, "_tokenizer", tiny_tokenizer().encode)
+def test_the_same_pipeline_gives_the_same_answers(make_engine, framework, served):
     here = framework.make(kv=make_engine(store=NO_CONVERSATIONS), sink_from=framework.chain)
     there = served(sink_from=framework.chain)
     assert framework.sink(there) == framework.sink(here)

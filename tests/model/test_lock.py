@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import threading
 import time
 
 import pytest
+from fresh import output_of
 
 from ragkv.model import lock as module
 from ragkv.model.lock import ModelLock
@@ -145,7 +144,4 @@ def test_without_gnu_openmp_nothing_is_ended(monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.skipif(not GNU, reason="torch computes with another OpenMP")
 def test_no_pool_outlives_the_models_use() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", COUNTING], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
+    output_of(COUNTING)

@@ -17,12 +17,9 @@ from langchain_core.runnables import RunnableLambda
 from langchain_core.tools import tool
 from langchain_core.utils.function_calling import convert_to_openai_tool
 from listening import listening
-from llama_index.core import VectorStoreIndex
 from llama_index.core.memory import ChatMemoryBuffer
 from llama_index.core.prompts import PromptTemplate
-from llama_index.core.schema import TextNode
 from llama_index.core.tools import FunctionTool
-from llama_index.llms.ragkv import RagKVLLM, RagKVPromptHelper
 from pydantic import BaseModel
 from tiny import ask, some_chunks, tiny_model, tiny_tokenizer
 
@@ -206,15 +203,6 @@ def test_one_argument_leads_to_a_server(make_engine, name, snippet):
             answers.append(llm.kv.generate("\n\n".join(some_chunks(2)), max_new_tokens=6).text)
             llm.kv.close()
         assert answers[0] == answers[1]
-
-
-def test_a_query_engine_drops_its_prompt_helper(make_engine, name):
-    del name
-    llm = RagKVLLM(kv=make_engine())
-    helper = RagKVPromptHelper.from_llm(llm)
-    index = VectorStoreIndex([TextNode(text="Words")])
-    engine = index.as_query_engine(llm=llm, prompt_helper=helper)
-    assert engine._response_synthesizer._prompt_helper is not helper
 
 
 README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")

@@ -5,13 +5,12 @@ from __future__ import annotations
 import ast
 import importlib
 import re
-import subprocess
-import sys
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
+from fresh import output_of
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("ragkv", "kernels", "integrations", "benchmarks", "tests", "examples", "docs", ".ci")
@@ -223,10 +222,7 @@ def test_wrappers_know_only_the_engine():
 
 def test_importing_ragkv_is_light():
     code = "import ragkv, sys; print([m for m in ('torch', 'transformers', 'numpy') if m in sys.modules])"
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT
-    )
-    assert done.stdout.strip() == "[]"
+    assert output_of(code).strip() == "[]"
 
 
 def test_public_names_exist_and_are_few():

@@ -123,27 +123,6 @@ def test_a_run_of_seven_is_recomputed_whole_wherever_it_stands(first: int) -> No
     assert found == list(range(first - 2, first + 9))
 
 
-@pytest.mark.parametrize(("first", "expected"), [(20, range(20, 28)), (33, range(32, 40))])
-def test_windows_end_with_their_chunk(first: int, expected: range) -> None:
-    """A run of seven at a chunk's edge takes its window's eight tokens, and no other chunk's."""
-    scores = np.zeros(64)
-    scores[first : first + 7] = 1
-    method = by_score(scores.tolist(), grouping=Grouping())
-    found = chosen_of(method, scene([CACHED] * 64, (0, 20), (20, 40), (40, 64)), 0.25)
-    assert set(range(first, first + 7)) <= set(found)
-    assert set(expected) <= set(found) <= set(range(20, 40))
-
-
-def test_a_run_across_two_chunks_fills_no_window() -> None:
-    scores = np.zeros(32)
-    scores[13:19] = 1
-    method = by_score(scores.tolist(), grouping=Grouping())
-    one = chosen_of(method, scene([CACHED] * 32, (0, 32)), 10 / 32)
-    two = chosen_of(method, scene([CACHED] * 32, (0, 16), (16, 32)), 10 / 32)
-    assert one == list(range(11, 21))
-    assert not set(two) & set(range(13, 19))
-
-
 def test_scores_spread_to_neighbours() -> None:
     where = scene([FRESH, *[CACHED] * 6, FRESH, CACHED, CACHED])
     scores = [0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.15, 0.1]

@@ -88,24 +88,6 @@ async def test_an_agent_that_calls_one_tool_at_a_time(chat, make_say):
     assert [message.type for message in state["messages"]] == ["human", "ai", "tool", "ai"]
 
 
-@pytest.mark.parametrize(
-    ("tokens", "names", "streaming"),
-    [(1, [None], True), (8, [None], False), (29, ["add"], False), (29, ["add"], True)],
-)
-def test_a_forced_call_that_is_cut_off(chat, make_say, tokens, names, streaming):
-    """Without a part of its arguments it has no name."""
-    llm, kv = chat
-    make_say(kv, FORCED)
-    bound = llm.bind_tools([add], tool_choice="any", max_tokens=tokens)
-    answer = answered(bound, streaming)
-    assert answer.tool_calls == []
-    assert [call["name"] for call in answer.invalid_tool_calls] == names
-    assert FORCED.startswith(answer.content)
-    assert bool(answer.content) == (names == [None])
-    assert answer.content in answer.invalid_tool_calls[0]["args"]
-    assert answer.response_metadata["finish_reason"] == "length"
-
-
 def test_allowed_tools_are_the_only_ones(make_engine):
     llm = ChatRagKV(kv=make_engine())
     for allowed in (

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from llama_index.core import Document, Settings, VectorStoreIndex
-from llama_index.core.embeddings import MockEmbedding
+from llama_index.core import Document, VectorStoreIndex
 from llama_index.core.evaluation import FaithfulnessEvaluator
 from llama_index.core.ingestion import IngestionPipeline
 from llama_index.core.node_parser import SentenceWindowNodeParser
@@ -12,17 +11,11 @@ from llama_index.core.postprocessor import MetadataReplacementPostProcessor
 from llama_index.core.query_engine import RetrieverQueryEngine
 from llama_index.core.schema import MetadataMode, NodeWithScore, TextNode
 from llama_index.llms.ragkv import RagKVLLM, RagKVPostprocessor, RagKVRetriever, RagKVTransform
-from tiny import some_chunks, tiny_tokenizer
+from tiny import some_chunks
 
 CHUNKS = some_chunks(4, 60)
 QUESTION = "What is a target list?"
 NONE = MetadataMode.NONE
-
-
-@pytest.fixture(autouse=True)
-def _no_downloads(monkeypatch):
-    monkeypatch.setattr(Settings, "_embed_model", MockEmbedding(embed_dim=4))
-    monkeypatch.setattr(Settings, "_tokenizer", tiny_tokenizer().encode)
 
 
 @pytest.fixture

@@ -6,10 +6,9 @@ import asyncio
 
 import pytest
 from listening import listening
-from llama_index.core import Settings, StorageContext, VectorStoreIndex
+from llama_index.core import StorageContext, VectorStoreIndex
 from llama_index.core.agent.workflow import FunctionAgent
 from llama_index.core.chat_engine import CondensePlusContextChatEngine, ContextChatEngine
-from llama_index.core.embeddings import MockEmbedding
 from llama_index.core.memory import ChatMemoryBuffer
 from llama_index.core.node_parser import HierarchicalNodeParser, get_leaf_nodes
 from llama_index.core.query_engine import CitationQueryEngine, RetrieverQueryEngine
@@ -19,17 +18,11 @@ from llama_index.core.storage.docstore import SimpleDocumentStore
 from llama_index.core.tools import QueryEngineTool
 from llama_index.llms.openai_like import OpenAILike
 from llama_index.llms.ragkv import RagKVLLM, RagKVRetriever, RagKVTransform
-from tiny import some_chunks, tiny_tokenizer
+from tiny import some_chunks
 
 from ragkv import ReuseConfig
 
 QUESTION = "What is a target list?"
-
-
-@pytest.fixture(autouse=True)
-def _no_downloads(monkeypatch):
-    monkeypatch.setattr(Settings, "_embed_model", MockEmbedding(embed_dim=4))
-    monkeypatch.setattr(Settings, "_tokenizer", tiny_tokenizer().encode)
 
 
 @pytest.fixture
