@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import numpy.typing as npt
 import pytest
 import tiny
 import torch
+from plain_attention import WITHOUT_WINDOW, plain_attention, spy_on
 from tiny import UNEVEN, ask, tiny_model
 from transformers.cache_utils import DynamicCache
 
@@ -293,3 +295,37 @@ def recomputed(got: Run) -> set[int]:
 def by_chunk(got: Run) -> list[FloatArray]:
     ends = np.cumsum([len(slots) for slots in got.chunks])
     return np.split(got.scores, ends[:-1])
+
+
+def query_scores(family: str, scene: Scene) -> npt.NDArray[np.float64]:
+    last, most = np.zeros((2, len(scene.layout.cached)))
+    for at, layer in enumerate(plain_attention(family, scene)):
+        if at in (1, 2) and at in WITHOUT_WINDOW.get(family, range(4)):
+            heads = layer[:, :, scene.layout.cached]
+            last += heads[:, -1].mean(axis=0)
+            most += heads.max(axis=1).mean(axis=0)
+    return (last / last.sum() + most / most.sum()) / 2
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, "phi3"])
+def test_query_is_scored_in_the_middle_layers_that_see_the_whole_prompt(
+    make_engine: Make, family: str
+) -> None:
+    engine = make_engine(family)
+    engine.precompute(UNEVEN)
+    method, seen = spy_on(get_method("query"), lambda scene: query_scores(family, scene))
+    engine.prefill(PROMPT, method=method, recompute_ratio=0.3)
+    expected, scores = seen
+    np.testing.assert_allclose(scores, expected, rtol=1e-4, atol=1e-6)
+
+
+def test_a_window_as_long_as_the_prompt_is_none() -> None:
+    def seeing_all(tokens: int, layers: range) -> list[int]:
+        model: Any = SimpleNamespace(architecture=SimpleNamespace(windows=(48, None, 48, 60)))
+        scene: Any = SimpleNamespace(loaded=model, layout=range(tokens))
+        return Scene.seeing_all(scene, layers)
+
+    assert seeing_all(48, range(4)) == [0, 1, 2, 3]
+    assert seeing_all(49, range(4)) == [1, 3]
+    assert seeing_all(61, range(4)) == [1]
+    assert seeing_all(61, range(2, 4)) == [2, 3]

@@ -1,9 +1,11 @@
-"""Reports made again from their dictionaries."""
+"""Reports made again from their dictionaries, and the numbers in their words."""
 
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from tiny import ask, some_chunks
@@ -11,6 +13,8 @@ from tiny import ask, some_chunks
 from ragkv import PrecomputeReport, ReuseReport
 from ragkv.errors import ConfigError
 from ragkv.report.account import Miss
+
+ROOT = Path(__file__).parents[2]
 
 
 def test_a_report_survives_json(make_engine):
@@ -34,3 +38,20 @@ def test_another_dictionary_is_refused(make_engine):
     del whole["method"]
     with pytest.raises(ConfigError, match="method"):
         ReuseReport.from_dict(whole)
+
+
+def test_a_summary_of_one_chunk(make_engine):
+    kv = make_engine(layers=2)
+    kv.precompute(some_chunks(1))
+    named = ["Another one, which is elsewhere."]
+    report = kv.generate(ask(some_chunks(1)), max_new_tokens=1, retrieved=named).report
+    assert "1 chunk was not reused (left_out): it is" in str(report)
+
+
+def test_no_number_stands_before_a_fixed_plural():
+    fixed = re.compile(
+        r"\{[^{}]*\} (more )?(chunks|tokens|files|documents|entries|notes|prompts)\b(?! for)"
+    )
+    folders = (ROOT / "ragkv" / "cli", ROOT / "ragkv" / "report")
+    for path in (path for folder in folders for path in folder.rglob("*.py")):
+        assert not fixed.search(path.read_text(encoding="utf-8")), path.name
