@@ -169,7 +169,7 @@ class Background:
             self._idle.join()
 
     def close(self) -> None:
-        """Finish the submitted work, end the threads, and forget former prompts."""
+        """Finish the submitted work, end the threads, and drop the history."""
         self._healing.stop()
         self._thread.shutdown(wait=True)
         self.stop_healing()

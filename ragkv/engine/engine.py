@@ -144,8 +144,8 @@ class RagKV:
         Parameters
         ----------
         document
-            The name of a document whose chunks are exactly these texts. Its former chunks are
-            deleted, unless they are another document's, too.
+            The name of a document whose chunks are exactly these texts. Its previous chunks are
+            deleted, unless another document contains them.
         revision
             The document's state, such as its hash: the texts are a part of it, and others stay.
         expires_in
@@ -175,7 +175,7 @@ class RagKV:
             return corpus is not None and corpus.contains(text, corpus.sinks.configured(config))
 
     def forget(self, text: str | None = None, *, document: str | None = None) -> int:
-        """Delete a chunk, or a document's own, also from former prompts; return how many."""
+        """Delete a chunk, or a document's own, also from history; return the number."""
         if (text is None) == (document is None):
             raise ConfigError("forget takes a chunk's text or document=..., one of them")
         owner = self._store if self._reuse is None else self._reuse

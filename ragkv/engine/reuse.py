@@ -35,7 +35,7 @@ from ragkv.store.types import TierUse
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Reuse:
-    """The model's chunks and their versions, former prompts, healing, auxiliary models."""
+    """The model's chunks and their versions, history, healing, auxiliary models."""
 
     corpus: Corpus
     auxiliaries: Auxiliaries
@@ -122,14 +122,14 @@ class Reuse:
         self.background.fetch(named, partial(self.corpus.sinks.configured, config), heal=heal)
 
     def delete(self, text: str) -> int:
-        """Delete a chunk, and what former prompts left of it; return the number of entries."""
+        """Delete a chunk, also from history; return the number of entries."""
         deleted = self._drop_after(self.corpus.forget(text))
         if not deleted:  # it may have been evicted before
             self._drop([text])
         return deleted
 
     def forget_document(self, document: str) -> int:
-        """Delete a document's own chunks, and what former prompts left; return how many."""
+        """Delete a document's own chunks, also from history; return the number."""
         return self._drop_after(self.corpus.store.forget_document(document))
 
     def account(self, request: Request, plan: Plan) -> Account:
@@ -139,7 +139,7 @@ class Reuse:
 
     @property
     def tiers(self) -> tuple[TierUse, ...]:
-        """Bytes and hits of the store's tiers, of former prompts and of versions."""
+        """Bytes and hits of the store's tiers, of history and of versions."""
         return (
             *self.corpus.store.tiers_in_use(),
             *self.history.in_use(),

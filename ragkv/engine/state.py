@@ -20,7 +20,7 @@ class EngineStatus:
     running, waiting
         Requests over the model that have begun and not ended, and those that wait for their turn.
     tiers
-        Bytes and hits of each tier, of former prompts and of versions.
+        Bytes and hits of each tier, of history and of versions.
     healed_tokens
         Tokens of chunks that were computed exactly while no request ran.
     """

@@ -31,7 +31,7 @@ CODE = {
     "ragkv/decode": 843,
     "ragkv/engine": 2193,
     "ragkv/explain": 307,
-    "ragkv/history": 607,
+    "ragkv/history": 602,
     "ragkv/ingest": 401,
     "ragkv/model": 1802,
     "ragkv/prompt": 1475,

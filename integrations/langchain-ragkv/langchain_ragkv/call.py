@@ -39,7 +39,7 @@ class Call:
     def account(self, completion: Completion) -> tuple[UsageMetadata, dict[str, Any]]:
         """Keep the report; return the usage, and ``model_name``, ``finish_reason`` and the like.
 
-        ``cache_read`` are the prompt's reused tokens, those of the sink and of former turns among
+        ``cache_read`` are the prompt's reused tokens, including those of the sink and of earlier turns
         them. ``cache_creation`` is 0: chunks are encoded, and turns kept, after the answer. The
         report is without the fields that repeat the prompt, since messages are stored, traced and
         sent: no ``positions``, and ``chunks`` without their ``text``. ``misses`` have the first 80
