@@ -74,6 +74,8 @@ class RagKV:
         Largest number of simultaneous answers (default 16) and bytes of their keys and values
         (default: the free memory, on a CPU half of it). Further requests wait. Engines over one
         model share both limits.
+    decoder
+        Decodes answers elsewhere, such as ``vllm_ragkv.decoder.VllmDecoder``; None decodes here.
 
     Raises
     ------
@@ -93,12 +95,13 @@ class RagKV:
         on_unsupported: Literal["raise", "full"] = "raise",
         max_running: int | None = None,
         kv_bytes: int | None = None,
+        decoder: RemoteDecoder | None = None,
     ) -> None:
         check_limits(max_running, kv_bytes)
         settings = check_settings(reuse, store=store, namespace=namespace)
         self.reuse = reuse
         self.namespace = namespace
-        self.decoder: RemoteDecoder | None = None  # None: answers are decoded here
+        self._decoder = decoder
         loaded = load_model(
             model, tokenizer, device=device, dtype=dtype, on_unsupported=on_unsupported
         )
@@ -211,6 +214,8 @@ class RagKV:
             if self._reuse is not None:
                 self._reuse.warm_up(config, method)
             self._pipeline.warm_up(config, method)
+        if self._decoder is not None:
+            self.generate("The", max_new_tokens=1)
 
     def wait(self) -> None:
         """Return when all background loading and encoding is done.
@@ -280,7 +285,8 @@ class RagKV:
         clock, (config, method) = Clock(), self._configured(options)
         texts = tuple(text.strip() for text in check_texts(retrieved))
         named, most = self._named.take(), decode.max_new_tokens
-        remote = None if self.decoder is None else self.decoder(self._loaded, decode)
+        decoder, namespace = self._decoder, self.namespace
+        remote = None if decoder is None else decoder(self._loaded, namespace, decode)
         request = Request(asked, config, method, clock, most, texts, named, remote)
         return request, decode
 
@@ -312,7 +318,7 @@ class RagKV:
         self, request: Request, plan: Plan, first_token_at: float, drawn: Drawn | None = None
     ) -> ReuseReport:
         account_of = unsupported_account if self._reuse is None else self._reuse.account
-        account, dtype = account_of(request, plan), arithmetic_of(self.model)
+        account, dtype = account_of(request, plan), arithmetic_of(self._loaded.model)
         return report_of(request, plan, first_token_at, dtype=dtype, drawn=drawn, account=account)
 
     def _follow_up(self, request: Request, plan: Plan) -> None:
@@ -328,11 +334,6 @@ class RagKV:
     def loaded(self) -> LoadedModel:
         """The model with its tokenizer, to make a second engine over it."""
         return self._loaded
-
-    @property
-    def model(self) -> PreTrainedModel:
-        """The transformers model."""
-        return self._loaded.model
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:

@@ -107,7 +107,7 @@ def test_a_missed_chunk_that_the_prompt_computed_is_not_computed_again(
 
     message = [{"role": "user", "content": prompt}]
     engine.generate(message, max_new_tokens=2, retrieved=missed)
-    with engine.model.model.layers[0].register_forward_pre_hook(note):
+    with engine.loaded.model.model.layers[0].register_forward_pre_hook(note):
         engine.wait()
     assert [text for each in passes for text in each] == encoded
     assert ran == len(encoded)

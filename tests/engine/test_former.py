@@ -69,7 +69,7 @@ def test_what_is_called_exact_is_a_full_prefills(
 ) -> None:
     """After any prompts, by any method and ratio: rows and logits."""
     engine = make_engine(family)
-    engine.model.generation_config.eos_token_id = None
+    engine.loaded.model.generation_config.eos_token_id = None
     for method in PLACING:
         engine.precompute(CHUNKS, method=method, auxiliary_model=auxiliary)
 

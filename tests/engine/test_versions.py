@@ -229,7 +229,7 @@ def test_versions_behind_an_expired_chunk_are_not_used(
 def test_changed_weights_leave_what_was_healed_behind(make_engine: Make) -> None:
     engine = runs.healed(runs.ingested(make_engine()), [A, B])
     with torch.no_grad():
-        next(iter(engine.model.parameters())).mul_(1.01)
+        next(iter(engine.loaded.model.parameters())).mul_(1.01)
     runs.ingested(engine)
     assert runs.sources(runs.once_more(engine, [A, B])) == ["entry", "entry"]
     runs.healed(engine, [A, B])

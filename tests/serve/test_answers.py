@@ -179,7 +179,7 @@ def test_a_stop_text_ends_the_answer(warm):
 
 def test_the_end_is_ignored_on_request(warm, kv):
     first = kv.generate(ask(CHUNKS), max_new_tokens=1).token_ids
-    kv.model.generation_config.eos_token_id = first
+    kv.loaded.model.generation_config.eos_token_id = first
     assert warm.post(CHAT, json=chat()).json()["choices"][0]["finish_reason"] == "stop"
     asked = chat(ignore_eos=True, sparse="auto")
     (choice,) = warm.post(CHAT, json=asked).json()["choices"]

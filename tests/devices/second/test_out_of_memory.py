@@ -31,7 +31,7 @@ def test_an_ordinary_step_between_layers_is_no_part_of_the_prompts_pass(
 ) -> None:
     monkeypatch.setattr(batch, "MAX_WAIT_S", 0)
     kv = make_engine(family, device=DEVICE, store=StoreConfig(MEMORY, history_bytes=0))
-    kv.model.generation_config.eos_token_id = None
+    kv.loaded.model.generation_config.eos_token_id = None
     kv.precompute(CHUNKS)
     settings = {"max_new_tokens": 30, "drafts": drafts, "method": "full"}
     alone = kv.generate(PROMPTS[0], **settings).token_ids
@@ -66,7 +66,7 @@ def test_memory_that_runs_out_costs_the_request_alone(
     lasts: bool,
 ) -> None:
     kv = make_engine(device=DEVICE, layers=2)
-    kv.model.generation_config.eos_token_id = None
+    kv.loaded.model.generation_config.eos_token_id = None
     kv.precompute(CHUNKS)
 
     def way() -> list[int]:
