@@ -27,6 +27,7 @@ _SHORTEST = 8
 """Letters of a piece between two recognised parts."""
 
 _ESCAPED = re.compile(r"\\(u[0-9a-fA-F]{4}|x[0-9a-fA-F]{2}|.)", re.DOTALL)
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _CONTROLS = {"n": "\n", "r": "\r", "t": "\t", "b": "\b", "f": "\f"}
 _HEAD_LINES = re.compile(
     r"(?:[^\n:]{1,40}: [^\n]*\n|[^\n:()]{1,60}:\n|<[^\n]{1,80}>\n)+\n*(?=.{16})", re.DOTALL
@@ -46,7 +47,7 @@ def _unescaped(text: str) -> str:
     before = ""
     while "\\" in text and text != before:
         before, text = text, _ESCAPED.sub(_character, text)
-    if any("\ud800" <= char <= "\udfff" for char in ("" if text.isascii() else text)):
+    if _SURROGATE.search(text):
         text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     return html.unescape(text)
 
