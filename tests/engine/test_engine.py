@@ -487,8 +487,7 @@ def test_a_store_that_is_read_only_serves_and_writes_nothing(
 
 
 def test_a_full_disk_does_not_keep_the_auxiliary_from_scoring(tmp_path: Path) -> None:
-    folder, chunks = tmp_path / "auxiliary", some_chunks(3)
-    saved(folder, "qwen2")
+    folder, chunks = saved(tmp_path / "auxiliary", "qwen2"), some_chunks(3)
     with RagKV(tiny_model(), tiny_tokenizer(), store=tmp_path / "store") as engine:
         engine.precompute(chunks)
         used = sum(path.stat().st_size for path in tmp_path.rglob("*.safetensors"))

@@ -172,14 +172,8 @@ def test_a_long_prompt_stays_small(answered):
         np.tile(report.trace.scores, times),
         attention=True,
     )
-    long = replace(
-        report,
-        trace=trace,
-        positions=report.positions * times,
-        tokens=PromptTokens(
-            **{name: count * times for name, count in asdict(report.tokens).items()}
-        ),
-    )
+    tokens = PromptTokens(**{name: count * times for name, count in asdict(report.tokens).items()})
+    long = replace(report, trace=trace, positions=report.positions * times, tokens=tokens)
     assert len(draw(long).encode()) < 1_000_000
 
 
