@@ -29,7 +29,7 @@ CODE = {
     "ragkv/client": 592,
     "ragkv/config": 1151,
     "ragkv/decode": 843,
-    "ragkv/engine": 2181,
+    "ragkv/engine": 2199,
     "ragkv/explain": 308,
     "ragkv/history": 602,
     "ragkv/ingest": 401,
