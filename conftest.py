@@ -92,7 +92,7 @@ def make_say(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """
 
     def say(engine: RagKV, *texts: str) -> None:
-        said, end = itertools.cycle(texts), engine.model.generation_config.eos_token_id
+        said, end = itertools.cycle(texts), engine.loaded.model.generation_config.eos_token_id
         draw, answer = loop.Loop.__call__, iter(list[int]())
 
         def begin(*args: Any, **given: Any) -> Any:

@@ -1,4 +1,4 @@
-"""A prompt's account: its misses and warnings, from its plan."""
+"""The account of a prompt: its misses and warnings."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ def account_of(
     Parameters
     ----------
     log
-        The engine's: it gets one line.
+        The engine's log, which receives one line.
     stores
         Whether missed chunks are encoded after the answer.
     """
     located, not_stored = plan.located, corpus.not_stored
     for text, reason in located.missed:
-        if reason in DAMAGED:  # the store has deleted it
+        if reason in DAMAGED:  # the store has deleted the entry
             not_stored.note([text], reason)
     facts = Facts(
         text=located.text,
@@ -47,7 +47,8 @@ def account_of(
     )
     named = named_for(request)
     misses = explain(facts, named, lookup)
-    return tuple(misses), (*log.add(named.new, misses), *_answer_warnings(request, plan))
+    warnings = (*log.add(named.new, misses), *_answer_warnings(request, plan))
+    return tuple(misses), warnings
 
 
 def unsupported_account(request: Request, *_: object) -> Account:

@@ -34,7 +34,7 @@ Account = tuple[tuple[Miss, ...], tuple[str, ...]]
 LocatedEntry = tuple[LayeredKV, int, int]
 """An entry, and the characters of the prompt, start and end, that are its text or its head."""
 
-_SOURCES: dict[type, Source] = {PlacedVersion: "version", KnownChunk: "former"}
+_SOURCES: dict[type, Source] = {PlacedVersion: "version", KnownChunk: "history"}
 _NO_IDS = np.zeros(0, dtype=np.int32)
 
 

@@ -43,8 +43,12 @@ class RemoteAnswer(Protocol):
         ...
 
 
-RemoteDecoder = Callable[[LoadedModel, DecodeConfig], RemoteAnswer]
-"""Begins an answer; raises ConfigError if the decoder does not support the configuration."""
+class RemoteDecoder(Protocol):
+    """The program that decodes in that process, such as a vLLM."""
+
+    def __call__(self, loaded: LoadedModel, namespace: str, decode: DecodeConfig) -> RemoteAnswer:
+        """Begin an answer; raises ConfigError for settings that the program lacks."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)

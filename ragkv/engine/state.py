@@ -1,4 +1,4 @@
-"""What an engine says of its model, its requests and its memory."""
+"""The state of an engine: its model, its requests and its memory."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ class EngineStatus:
     Attributes
     ----------
     running, waiting
-        Requests over the model that have begun and not ended, and those that wait for their turn.
+        Numbers of requests of the model that have begun and not ended, and that wait for a turn.
     tiers
-        Bytes and hits of each tier, of former prompts and of versions.
+        Bytes and hits of each tier, of the history and of versions.
     healed_tokens
-        Tokens of chunks that were computed exactly while no request ran.
+        Number of tokens that were computed exactly while no request ran.
     """
 
     running: int
@@ -32,14 +32,20 @@ class EngineStatus:
 
 
 def info_of(loaded: LoadedModel, reuse: Reuse | None) -> ModelInfo:
-    """Return what is known of an engine's model; without ``reuse``, it has no fingerprint."""
+    """Return the facts of an engine's model; without ``reuse`` it has no fingerprint."""
     digest = None if reuse is None else reuse.corpus.sinks.fingerprint.digest
-    known = (loaded.name, digest, loaded.positions, loaded.unsupported)
-    own = getattr(loaded.model, "generation_config", None)
-    return ModelInfo(*known, bool(loaded.tokenizer.chat_template), own)
+    return ModelInfo(
+        loaded.name,
+        digest,
+        loaded.positions,
+        loaded.unsupported,
+        bool(loaded.tokenizer.chat_template),
+        getattr(loaded.model, "generation_config", None),
+    )
 
 
 def status_of(requests: RequestQueue, reuse: Reuse | None) -> EngineStatus:
     """Return an engine's state at this moment."""
-    known = ((), 0) if reuse is None else (reuse.tiers, reuse.healing.tokens)
-    return EngineStatus(requests.running, requests.waiting, *known)
+    if reuse is None:
+        return EngineStatus(requests.running, requests.waiting, ())
+    return EngineStatus(requests.running, requests.waiting, reuse.tiers, reuse.healing.tokens)

@@ -21,4 +21,4 @@ def test_options_are_the_settings_fields(options: Any, settings: Any) -> None:
 
 
 def test_an_engine_has_few_public_members() -> None:
-    assert len([name for name in dir(RagKV) if not name.startswith("_")]) <= 19
+    assert len([name for name in dir(RagKV) if not name.startswith("_")]) == 18

@@ -27,7 +27,7 @@ READERS = min(32, (os.cpu_count() or 1) + 4) + 4
 
 
 def endless(engine: RagKV) -> RagKV:
-    engine.model.generation_config.eos_token_id = None
+    engine.loaded.model.generation_config.eos_token_id = None
     return engine
 
 

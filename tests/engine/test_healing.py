@@ -123,7 +123,7 @@ def test_each_finished_chunk_is_there_at_once(
     out = runs.once_more(engine, [A, B, D])
     go.set()
     last = out.report.chunks[1]
-    assert runs.sources(out) == ["former", "former", "entry"]
+    assert runs.sources(out) == ["history", "history", "entry"]
     assert last.end <= out.report.tokens.sink + out.report.tokens.history_exact
 
 

@@ -115,7 +115,7 @@ def test_a_disk_that_fills_midway_says_the_mend(
         return write(*given, **more)
 
     monkeypatch.setattr(files, "write_temporary", filling)
-    said = rf"no room left .* {after} of 4 chunks are stored: make room, .* the same call"
+    said = rf"no room left .* {after} of 4 chunks are stored: make room and repeat the call"
     with pytest.raises(StoreFullError, match=said):
         kv.precompute(some_chunks(4))
     monkeypatch.setattr(files, "write_temporary", write)

@@ -62,7 +62,7 @@ def test_a_ratio_is_for_the_model_as_it_is_now(make_engine: Make) -> None:
     engine = make_engine()
     before = engine.info.fingerprint
     with torch.no_grad():
-        engine.model.model.layers[0].mlp.up_proj.weight.mul_(1.01)
+        engine.loaded.model.model.layers[0].mlp.up_proj.weight.mul_(1.01)
     with pytest.raises(ConfigError, match="calibrated for another"):
         engine.prefill(PROMPT, calibrated_for=before)
     assert engine.prefill(PROMPT, calibrated_for=engine.info.fingerprint).report.tokens.prompt
@@ -90,7 +90,7 @@ def test_a_pass_refuses_what_would_change_its_scores(
 ) -> None:
     engine = make_engine()
     engine.precompute(CHUNKS)
-    layer = engine.model.model.layers[1].self_attn
+    layer = engine.loaded.model.model.layers[1].self_attn
     own, bias = layer.forward, {"position_bias": torch.zeros(1)}
     monkeypatch.setattr(layer, "forward", lambda *args, **given: own(*args, **given, **bias))
     with pytest.raises(UnsupportedModelError, match="Layer 1 attends with position_bias"):
@@ -98,7 +98,7 @@ def test_a_pass_refuses_what_would_change_its_scores(
 
 
 def test_the_innermost_pass_describes_a_call(make_engine: Make) -> None:
-    config = make_engine().model.config
+    config = make_engine().loaded.model.config
     module = torch.nn.Module()
     module.config = config  # type: ignore[assignment]
     with run_pass(config, "outer"):
@@ -110,12 +110,12 @@ def test_the_innermost_pass_describes_a_call(make_engine: Make) -> None:
 def test_a_step_that_fails_leaves_the_model_as_it_was(make_engine: Make) -> None:
     """A step is a pass: it ends with the error, whatever it repairs."""
     engine = make_engine(store=StoreConfig(":memory:", history_bytes=0))
-    engine.model.generation_config.eos_token_id = None
+    engine.loaded.model.generation_config.eos_token_id = None
     engine.precompute(CHUNKS)
     settings: dict[str, Any] = {"recompute_ratio": 0.1, "max_new_tokens": 40}
     expected = engine.generate(PROMPT, **settings)
     assert expected.report.tokens.ahead
-    model: Any = engine.model
+    model: Any = engine.loaded.model
     calls = itertools.count()
 
     def fails(*_: object) -> None:

@@ -56,7 +56,7 @@ def make_engine(make_engine: Make) -> Make:
 
 
 def endless(kv: RagKV) -> RagKV:
-    kv.model.generation_config.eos_token_id = None
+    kv.loaded.model.generation_config.eos_token_id = None
     return kv
 
 

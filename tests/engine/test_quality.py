@@ -75,11 +75,11 @@ def test_bounds_allow_for_few_examples(full: int, kept: int, agreement: float, h
 def test_probes_fit_a_model_of_few_positions(make_engine: Make) -> None:
     engine = make_engine(layers=1)
     for positions in (1000, 400):
-        engine.model.config.max_position_embeddings = positions
+        engine.loaded.model.config.max_position_embeddings = positions
         probes = Probes(engine.loaded, quick=positions == 400)
         assert probes.at(ReuseConfig()).agreement == 1.0
         assert max(len(probes._ids(prompt)) for prompt, *_ in probes._probes) < positions
-    engine.model.config.max_position_embeddings = 50
+    engine.loaded.model.config.max_position_embeddings = 50
     with pytest.raises(ConfigError, match="the model has 50"):
         measure(engine.loaded, 0.2)
 

@@ -51,7 +51,7 @@ def test_two_engines_over_one_model(again: str) -> None:
         one = stack.enter_context(
             RagKV(tiny_model(), tiny_tokenizer(), store=":memory:", reuse=FIRST)
         )
-        given = (one.loaded,) if again == "what was loaded" else (one.model, one.tokenizer)
+        given = (one.loaded,) if again == "what was loaded" else (one.loaded.model, one.tokenizer)
         two = stack.enter_context(RagKV(*given, store=":memory:", reuse=FIRST))
         for engine in (one, two):
             engine.precompute(CHUNKS)
@@ -63,7 +63,7 @@ def test_two_engines_over_one_model(again: str) -> None:
                 ),
             }
         )
-        assert one.model.config._attn_implementation == "sdpa"
+        assert one.loaded.model.config._attn_implementation == "sdpa"
 
 
 def test_two_models_that_share_their_configuration_take_turns() -> None:
@@ -117,7 +117,7 @@ def test_two_chat_models_over_one_model(chats) -> None:
 def test_the_ordinary_chat_model_beside_ours(chats) -> None:
     ours = chats()
     settings = {"max_new_tokens": 6, "do_sample": False, "return_full_text": False}
-    made = pipeline("text-generation", model=ours.kv.model, tokenizer=tiny_tokenizer(), **settings)
+    made = pipeline("text-generation", ours.kv.loaded.model, tokenizer=tiny_tokenizer(), **settings)
     chat = ChatHuggingFace(llm=HuggingFacePipeline(pipeline=made), tokenizer=tiny_tokenizer())
     all_at_once(
         {
@@ -218,7 +218,7 @@ def test_seeded_answers_are_the_same_beside_others() -> None:
     ]
     settings = {"temperature": 1.5, "max_new_tokens": 12}
     for engine in engines:
-        engine.model.generation_config.eos_token_id = None
+        engine.loaded.model.generation_config.eos_token_id = None
     alone = [engine.generate(PROMPTS[0], seed=7, **settings).token_ids for engine in engines]
     wrong: list[int] = []
 

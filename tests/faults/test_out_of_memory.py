@@ -54,7 +54,7 @@ def _in_the_calling_thread(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def endless(kv: RagKV) -> RagKV:
-    kv.model.generation_config.eos_token_id = None
+    kv.loaded.model.generation_config.eos_token_id = None
     return kv
 
 

@@ -30,7 +30,7 @@ def test_a_dtype_given_beside_a_loaded_model_is_that_of_loading_in_it(tmp_path: 
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
     cast = opened(AutoModelForCausalLM.from_pretrained(tmp_path), tokenizer, dtype="bfloat16")
     whole = opened(loaded, tokenizer)
-    assert cast.model.dtype == torch.bfloat16
+    assert cast.loaded.model.dtype == torch.bfloat16
     assert cast.info.fingerprint == whole.info.fingerprint
     prompt = "\n".join(some_chunks(3))
     logits = [engine.prefill(prompt, method="full").logits for engine in (cast, whole)]
@@ -85,7 +85,7 @@ def test_a_model_that_is_refused_stays_as_it_was() -> None:
         opened(model, tiny_tokenizer(), dtype="bfloat16")
     assert model.dtype == torch.float32
     full = opened(model, tiny_tokenizer(), dtype="bfloat16", on_unsupported="full")
-    assert full.model.dtype == torch.bfloat16
+    assert full.loaded.model.dtype == torch.bfloat16
 
 
 def test_a_model_changes_its_dtype_between_requests_not_within_one() -> None:

@@ -78,7 +78,7 @@ report = None
 """,
     "vllm-ragkv": """
 from ragkv.cli.plugins import extension
-assert extension("vllm", "vllm-ragkv").__name__ == "decode_by_vllm"
+assert extension("vllm", "vllm-ragkv").__name__ == "VllmDecoder"
 report = None
 """,
 }

@@ -292,7 +292,7 @@ def test_the_api_page_has_what_users_import_and_nothing_else():
         "Scene",
         "Scored",
         "StagedSearch",
-        "decode_by_vllm",
+        "VllmDecoder",
         "page",
     }
     for path in classes:

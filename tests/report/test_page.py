@@ -101,7 +101,7 @@ def test_tokens_of_a_former_prompt_are_marked(engine):
     ascii_report(engine)
     plain = Reader(draw(engine.prefill(chat).report))
     assert [plain.marks(kind) for kind in "xvw"] == [0, 0, 0]
-    assert "computed by former prompts" not in plain.words
+    assert "from an earlier prompt, equal to" not in plain.words
     first = engine.generate(chat, max_new_tokens=3, history=True)
     chat += [{"role": "assistant", "content": first.text}, {"role": "user", "content": "And?"}]
     report = engine.prefill(chat, history=True).report
@@ -109,9 +109,9 @@ def test_tokens_of_a_former_prompt_are_marked(engine):
     counts = [report.tokens.history_exact, report.tokens.history_repaired]
     assert [read.marks(kind) for kind in "xv"] == counts
     assert sum(counts) > 200
-    assert "from former prompts" in read.words
-    assert "computed by former prompts" in read.words
-    assert f"{counts[0]} exact from former prompts" in str(report)
+    assert "from history" in read.words
+    assert "from an earlier prompt, equal to" in read.words
+    assert f"{counts[0]} exact from history" in str(report)
 
 
 def test_a_character_of_several_tokens_is_one_mark(page, answered):
@@ -134,7 +134,7 @@ def test_figures_on_the_page(page, answered):
     for number, use in enumerate(report.chunks, 1):
         assert f"Chunk {number}" in words
         assert f"{use.end - use.start} tokens" in words
-    assert "the attention that the query pays it" in words
+    assert "the query's attention to it" in words
     assert words.count("attention ") > 3
 
 
@@ -169,7 +169,7 @@ def test_a_prompt_prefilled_in_full_has_a_page(engine):
     report = ascii_report(engine, method="full")
     read = Reader(draw(report))
     assert read.marks("f") == report.tokens.prompt
-    assert "Where the tokens came from" in read.words
+    assert "Origin of the tokens" in read.words
 
 
 def test_a_long_prompt_stays_small(answered):

@@ -81,7 +81,7 @@ def test_the_trace_is_no_part_of_the_figures(answered):
 
 
 def test_a_report_without_a_trace_says_what_to_do(answered):
-    with pytest.raises(ConfigError, match="the report that the engine returned"):
+    with pytest.raises(ConfigError, match="give the engine's report"):
         draw(replace(answered.report, trace=None))
 
 

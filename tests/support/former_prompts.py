@@ -55,7 +55,7 @@ def full(engine: RagKV, ids: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Ten
     cache = DynamicCache()
     with torch.no_grad():
         given = torch.tensor(np.asarray(ids)[None].astype(np.int64))
-        out = engine.model(given, **cache_argument(engine.model, cache))
+        out = engine.loaded.model(given, **cache_argument(engine.loaded.model, cache))
     parts = ([getattr(layer, part)[0] for layer in cache.layers] for part in ("keys", "values"))
     return out.logits[0, -1].float(), *map(torch.stack, parts)
 

@@ -275,7 +275,7 @@ def test_an_ordinary_step_between_layers_is_no_part_of_the_prompts_pass(
 ) -> None:
     monkeypatch.setattr(batch, "MAX_WAIT_S", 0)
     kv = make_engine(family, device=DEVICE, store=StoreConfig(":memory:", history_bytes=0))
-    kv.model.generation_config.eos_token_id = None
+    kv.loaded.model.generation_config.eos_token_id = None
     chunks = some_chunks(2)
     prompts = [ask(chunks[at:] + chunks[:at], f"\n\nQuestion {at}?") for at in range(2)]
     kv.precompute(chunks)

@@ -448,7 +448,7 @@ def test_layers_are_placed_as_they_are_wanted(
             lambda _, args, given: engine_cache.append(cache_in(given)) or look(),
             with_kwargs=True,
         )
-        for layer in engine.model.model.layers
+        for layer in engine.loaded.model.model.layers
     ]
     try:
         engine.prefill(ask(chunks), method="reuse", recompute_ratio=0.0)
