@@ -187,6 +187,7 @@ class RagKV:
                 return owner.forget_document(check_document(document))
             return int(owner.delete(check_chunk(text)) > 0)
 
+    @typed_memory_errors
     def prefetch(
         self,
         texts: Sequence[str],
@@ -207,6 +208,7 @@ class RagKV:
             if self._reuse is not None:
                 self._reuse.load(named, self._configured(overrides))
 
+    @typed_memory_errors
     def warm_up(self, **overrides: Unpack[ReuseOptions]) -> None:
         """Prepare for the first answer: pack weights, encode the sink, run a prompt."""
         config, method = self._configured(overrides)

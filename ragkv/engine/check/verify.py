@@ -70,8 +70,7 @@ def verified(loaded: LoadedModel, on_unsupported: str) -> LoadedModel:
         return loaded
     _log.info("%s is of an unknown family: checking that its caches can be moved", loaded.name)
     try:
-        rows = check_model(loaded)
-        wrong = "; ".join(f"{r.name}: {r.detail}" for r in rows if not r.holds)
+        wrong = "; ".join(f"{r.name}: {r.detail}" for r in check_model(loaded) if not r.holds)
     except ModelInUseError:  # not the model's fault
         raise
     except Exception as error:  # an unknown model can raise anything
@@ -122,8 +121,7 @@ def check_model(loaded: LoadedModel) -> list[CheckRow]:
 def pipeline_over(loaded: ReusableModel, chunks: Sequence[str]) -> Pipeline:
     """Encode chunks in memory; return a pipeline over them that keeps no history."""
     lock = lock_of(loaded.model)
-    passes = PassesBesideRequests(loaded)
-    corpus = Corpus(loaded, open_store(MEMORY, device=loaded.device), passes)
+    corpus = Corpus(loaded, open_store(MEMORY, device=loaded.device), PassesBesideRequests(loaded))
     encode(corpus, chunks, corpus.sinks.configured(ReuseConfig()))
     return Pipeline(loaded, lock.shared(RequestQueue), Planner(corpus, _no_auxiliary))
 
