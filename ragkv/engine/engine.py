@@ -20,12 +20,12 @@ from ragkv.config.options import AnswerOptions, ReuseOptions
 from ragkv.decode.generate import Drawn
 from ragkv.decode.listener import Listener, Progress
 from ragkv.decode.stopping import stops_of
-from ragkv.engine.account import unsupported_account
+from ragkv.engine.account import report_of, unsupported_account
 from ragkv.engine.answer_text import AnswerText, with_calls
 from ragkv.engine.check.quality import warn_if_garbled
 from ragkv.engine.check.verify import verified
 from ragkv.engine.pipeline import Pipeline
-from ragkv.engine.plan import Plan, report_of
+from ragkv.engine.plan import Plan
 from ragkv.engine.request import RemoteDecoder, Request, check_calibration
 from ragkv.engine.reuse import Reuse
 from ragkv.engine.settings import check_limits, check_settings, tier_bytes
@@ -187,6 +187,7 @@ class RagKV:
                 return owner.forget_document(check_document(document))
             return int(owner.delete(check_chunk(text)) > 0)
 
+    @typed_memory_errors
     def prefetch(
         self,
         texts: Sequence[str],
@@ -207,6 +208,7 @@ class RagKV:
             if self._reuse is not None:
                 self._reuse.load(named, self._configured(overrides))
 
+    @typed_memory_errors
     def warm_up(self, **overrides: Unpack[ReuseOptions]) -> None:
         """Prepare for the first answer: pack weights, encode the sink, run a prompt."""
         config, method = self._configured(overrides)

@@ -9,11 +9,11 @@ from typing import Self
 
 from ragkv.chunk.sinks import Sink
 from ragkv.config import ReuseConfig, StoreConfig
-from ragkv.engine.account import account_of
+from ragkv.engine.account import Account, account_of
 from ragkv.engine.background import Background
 from ragkv.engine.check.verify import verified
 from ragkv.engine.healing import Healing
-from ragkv.engine.plan import Account, Plan
+from ragkv.engine.plan import Plan
 from ragkv.engine.planner import Planner
 from ragkv.engine.request import Request
 from ragkv.explain.miss_log import MissLog

@@ -29,7 +29,7 @@ CODE = {
     "ragkv/client": 592,
     "ragkv/config": 1149,
     "ragkv/decode": 843,
-    "ragkv/engine": 2178,
+    "ragkv/engine": 2193,
     "ragkv/explain": 308,
     "ragkv/history": 602,
     "ragkv/ingest": 401,
@@ -49,7 +49,7 @@ CODE = {
     "examples": 547,
     "integrations": 4809,
     "kernels": 2392,
-    "tests": 32419,
+    "tests": 32397,
 }
 LAYOUT = {
     tokenize.COMMENT,
