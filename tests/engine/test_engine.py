@@ -335,7 +335,7 @@ def test_bad_settings_are_refused(
         ({"stop_token_ids": 5}, "stop_token_ids"),
         ({"stop_token_ids": "5"}, "stop_token_ids"),
         ({"stop_token_ids": [1.5]}, "whole number"),
-        ({"temperature": 1e-40}, "0 is greedy"),
+        ({"temperature": 1e-40}, "give 0 for greedy"),
     ],
 )
 def test_bad_decoding_is_refused(
