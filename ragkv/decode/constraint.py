@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from transformers import LogitsProcessor, PreTrainedTokenizerBase
 
+from ragkv.config.json_schema.grammar import parser_limits
 from ragkv.config.schema import grammar_of
 from ragkv.errors import ConfigError
 
@@ -59,7 +60,8 @@ class SchemaConstraint(LogitsProcessor):
     ) -> None:
         from llguidance import LLMatcher
 
-        self._matcher = LLMatcher(_wrapped(tokenizer, vocabulary, ends), grammar_of(schema))
+        llguidance = _wrapped(tokenizer, vocabulary, ends)
+        self._matcher = LLMatcher(llguidance, grammar_of(schema), limits=parser_limits())
         self._seen = begin
         self._openings = Openings(tokenizer, unless)
         self._broken = False

@@ -76,21 +76,14 @@ class Alternative:
     parts
         In the order of the document.
     branches
-        The keyword and the index of the chosen branch for each union, by the union's identity.
+        The index of the chosen branch of each union, by the union's keyword and identity.
     """
 
     parts: tuple[SchemaPart, ...] = ()
-    branches: Mapping[int, tuple[str, int]] = field(default_factory=dict)
+    branches: Mapping[tuple[str, int], int] = field(default_factory=dict)
 
     def __add__(self, other: Alternative) -> Alternative:
         return Alternative(self.parts + other.parts, {**self.branches, **other.branches})
-
-    def excludes(self, other: Alternative) -> bool:
-        """Return whether both have different branches of one ``oneOf``."""
-        return any(
-            keyword == "oneOf" and other.branches.get(union, (keyword, index))[1] != index
-            for union, (keyword, index) in self.branches.items()
-        )
 
 
 class Alternatives:
@@ -178,7 +171,7 @@ class Alternatives:
                 discriminator = Alternative()
         given = listed(schema, keyword) or [False]
         for index, branch in enumerate(given):
-            chosen = Alternative((), {id(given): (keyword, index)}) + discriminator
+            chosen = Alternative((), {(keyword, id(given)): index}) + discriminator
             yield from (each + chosen for each in self._expand(branch, inside))
 
     def _dependency(self, name: str, needed: Any, inside: tuple[int, ...]) -> Iterator[Alternative]:
