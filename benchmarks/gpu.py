@@ -75,7 +75,7 @@ def plain_ms(kv: RagKV, trace: RequestTrace, *, cudnn: bool) -> float:
     ids = torch.tensor([trace.ids[0]], device=kv.loaded.device)
     torch.backends.cuda.enable_cudnn_sdp(cudnn)
     try:
-        times = [seconds(lambda: kv.model(ids, logits_to_keep=1)) for _ in range(4)]
+        times = [seconds(lambda: kv.loaded.model(ids, logits_to_keep=1)) for _ in range(4)]
     finally:
         torch.backends.cuda.enable_cudnn_sdp(True)
     return 1000 * statistics.median(times[1:])
@@ -106,7 +106,7 @@ def answers(kv: RagKV, trace: RequestTrace) -> dict[str, float]:
 
     def theirs() -> object:
         with kv.turn(), torch.inference_mode():
-            return kv.model.generate(ids, attention_mask=torch.ones_like(ids), **how)
+            return kv.loaded.model.generate(ids, attention_mask=torch.ones_like(ids), **how)
 
     both = {"ragkv": ours, "transformers": theirs}
     return {

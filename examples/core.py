@@ -23,10 +23,10 @@ def ordinary(
         messages, add_generation_prompt=True, return_tensors="pt", return_dict=True
     )
     start = time.perf_counter()
-    kv.model.generate(**prompt, max_new_tokens=1, do_sample=False)
+    kv.loaded.model.generate(**prompt, max_new_tokens=1, do_sample=False)
     ttft = time.perf_counter() - start
     start = time.perf_counter()
-    ids = kv.model.generate(**prompt, max_new_tokens=max_new_tokens, do_sample=False)
+    ids = kv.loaded.model.generate(**prompt, max_new_tokens=max_new_tokens, do_sample=False)
     total = time.perf_counter() - start
     answer = kv.tokenizer.decode(ids[0, prompt["input_ids"].shape[1] :], skip_special_tokens=True)
     return str(answer), ttft, total

@@ -28,7 +28,7 @@ def main(
     """Answer with both pipelines and return the two answers."""
     kv = RagKV(model, tokenizer, store=":memory:")
     size = {"max_new_tokens": max_new_tokens, "do_sample": False, "return_full_text": False}
-    pipe = pipeline("text-generation", model=kv.model, tokenizer=kv.tokenizer, **size)
+    pipe = pipeline("text-generation", model=kv.loaded.model, tokenizer=kv.tokenizer, **size)
 
     ordinary = ChatHuggingFace(llm=HuggingFacePipeline(pipeline=pipe), tokenizer=kv.tokenizer)
     swapped = ChatRagKV(kv=kv, max_tokens=max_new_tokens, sink_from=PROMPT)  # the one line

@@ -37,7 +37,7 @@ def main(model: Any = None, tokenizer: Any = None, max_new_tokens: int = 48) -> 
     """Answer with both pipelines and return the two answers."""
     settings: dict[str, Any] = {"max_new_tokens": max_new_tokens, "is_chat_model": True}
     swapped = RagKVLLM(model=model, tokenizer=tokenizer, store=":memory:", **settings)
-    model, tokenizer = swapped.kv.model, swapped.kv.tokenizer
+    model, tokenizer = swapped.kv.loaded.model, swapped.kv.tokenizer
     ordinary = HuggingFaceLLM(model=model, tokenizer=tokenizer, **settings)
 
     splitter = TokenTextSplitter(chunk_size=300, chunk_overlap=0, tokenizer=tokenizer.encode)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import tomllib
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -52,7 +52,7 @@ ServedName = Annotated[
         show_default="its hub name, or its folder's",
     ),
 ]
-MaxRunning = Annotated[int, typer.Option(min=1, help="Most answers generated at once.")]
+Running = Annotated[int | None, typer.Option(min=1, help="Answers at once.", show_default="16")]
 KVBytes = Annotated[
     int | None,
     typer.Option(min=1, help="KV of running answers, in bytes.", show_default="the free memory"),
@@ -101,7 +101,7 @@ def serve(
     api_key_file: KeyFile = None,
     allow_anonymous: Anonymous = False,
     served_model_name: ServedName = None,
-    max_running: MaxRunning = 16,
+    max_running: Running = None,
     max_waiting: MaxWaiting = 64,
     timeout: Seconds = 600.0,
     drain_timeout: Drain = 60.0,
@@ -134,7 +134,6 @@ def serve(
     for package in ("fastapi", "uvicorn", "prometheus_client"):
         if find_spec(package) is None:
             raise MissingDependencyError(f"serve needs {package}: {install_command('serve')}")
-    decode_by_vllm = None if vllm_url is None else extension("vllm", "vllm-ragkv")
     system_prompt = read_system_prompt(sink_from)
     settings = ServeConfig(
         host=host,
@@ -145,7 +144,6 @@ def serve(
         model_name=served_model_name,
         timeout=timeout,
         drain_timeout=drain_timeout,
-        max_running=max_running,
         max_waiting=max_waiting,
         cors_origins=tuple(cors_origin),
     )
@@ -155,6 +153,10 @@ def serve(
     )
     where = _shared(_read_store_config(store, store_config), len(settings.namespaces))
     with ExitStack() as stack:
+        decoder = None
+        if vllm_url is not None:
+            vllm = extension("vllm", "vllm-ragkv")
+            decoder = stack.enter_context(closing(vllm(vllm_url, vllm_folder)))
         kv = open_engine(
             model,
             store=where,
@@ -165,17 +167,17 @@ def serve(
             dtype=dtype,
             max_running=max_running,
             kv_bytes=kv_bytes,
+            decoder=decoder,
             system_prompt=system_prompt,
         )
         engines = {first: stack.enter_context(kv)}
         if kv.info.unsupported:
             err.print(f"Chunks are not reused: {kv.info.unsupported}", highlight=False)
         for each in others:
-            other = type(kv)(kv.loaded, store=where, namespace=each, reuse=kv.reuse)
+            other = type(kv)(
+                kv.loaded, store=where, namespace=each, reuse=kv.reuse, decoder=decoder
+            )
             engines[each] = stack.enter_context(other)
-        if decode_by_vllm is not None:
-            vllm = decode_by_vllm(*engines.values(), url=vllm_url, folder=vllm_folder)
-            stack.callback(vllm.close)
         _run(settings, engines)
 
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -44,13 +44,9 @@ def open_engine(
     namespace: str,
     codec: str = "raw",
     reuse: ReuseConfig | None = None,
-    max_running: int | None = None,
-    kv_bytes: int | None = None,
-    on_unsupported: Literal["raise", "full"] = "raise",
-    device: str | None = None,
-    dtype: str | None = None,
     system_prompt: str | None = None,
     quiet: bool = False,
+    **arguments: Any,
 ) -> RagKV:
     """Load the model, with a status line.
 
@@ -60,6 +56,8 @@ def open_engine(
         System message at the beginning of all prompts; chunks are encoded behind it.
     quiet
         Print nothing.
+    **arguments
+        More arguments of RagKV.
 
     Raises
     ------
@@ -79,11 +77,7 @@ def open_engine(
             store=store,
             namespace=namespace,
             reuse=reuse or ReuseConfig(),
-            on_unsupported=on_unsupported,
-            device=device,
-            dtype=dtype,
-            max_running=max_running,
-            kv_bytes=kv_bytes,
+            **arguments,
         )
     if system_prompt is not None:
         kv.reuse = kv.reuse.override(sink=sink_behind(kv, system_prompt))

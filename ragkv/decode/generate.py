@@ -128,7 +128,6 @@ def draw(
     begin = 1 if loaded.model.config.is_encoder_decoder else len(ids)
     prompt = torch.from_numpy(ids.astype(np.int64)).to(loaded.device)[None]
     listener = listener or Listener()
-    listener.begin()
     texts = StopTexts(loaded.tokenizer, stops_of(loaded, config))
     ended: list[FinishReason] = []
     constraint: SchemaConstraint | None = None

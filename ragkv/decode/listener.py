@@ -57,10 +57,6 @@ class Listener(BaseStreamer):
         self._on_token = on_token
         self.ends = ends
 
-    def begin(self) -> None:
-        """Expect the prompt: an answer without a token can start again."""
-        self._prompt_seen = False
-
     def put(self, value: torch.Tensor) -> None:
         """Receive the prompt once, then token by token."""
         if not self._prompt_seen:

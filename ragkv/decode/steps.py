@@ -33,15 +33,14 @@ class Steps:
         ``[tokens]`` the prompt's token ids.
     cache
         The prompt's cache.
-    first
-        Computes the rest of the prompt and returns the logits after it, ``[vocab]`` float32; the
-        caller has the model.
+    logits
+        ``[vocab]`` float32: after the prompt. The caller holds the model.
     copies
         Copy repair, or None.
     sparse
         Sparse attention of the steps; None for full attention.
     prefilled
-        Called after ``first``, when the caller can release the model.
+        Called after the first token is drawn, when the caller can release the model.
     """
 
     def __init__(
@@ -49,7 +48,7 @@ class Steps:
         loaded: ReusableModel,
         ids: IntArray,
         cache: SplicedCache,
-        first: Callable[[], torch.Tensor],
+        logits: torch.Tensor,
         copies: CopyRepair | None = None,
         *,
         sparse: BlockAttention | None = None,
@@ -57,7 +56,7 @@ class Steps:
     ) -> None:
         self.history = TokenHistory(ids)
         self._loaded, self._cache = loaded, cache
-        self._first, self._copies, self._prefilled = first, copies, prefilled
+        self._logits, self._copies, self._prefilled = logits, copies, prefilled
         self.sparse = sparse
         self._batch = batch_of(loaded)
 
@@ -78,7 +77,7 @@ class Steps:
 
     @torch.no_grad()
     def run(self, take: Take) -> None:
-        """Compute the prompt, then steps, until ``take`` ends the answer.
+        """Draw the first token, then compute steps, until ``take`` ends the answer.
 
         Parameters
         ----------
@@ -88,8 +87,7 @@ class Steps:
             returns a draft of the tokens after it, of which the step can use fewer; None ends the
             answer.
         """
-        logits = self._first()[None]
-        subset = self._next(take, logits)
+        subset = self._next(take, self._logits[None])
         self._prefilled()
         if subset is not None:
             self._batch.run(self._loaded, subset, partial(self._next, take))

@@ -8,9 +8,12 @@ from dataclasses import replace
 
 from transformers import PreTrainedTokenizerBase
 
+from ragkv.answer.completion import Completion
+from ragkv.answer.spelling import spelled_logprobs
 from ragkv.config import DECODE_SETTINGS, DecodeConfig
 from ragkv.config.decode import SchemaOrCall
 from ragkv.config.schema import DOCUMENT
+from ragkv.decode.generate import Drawn
 from ragkv.decode.text import TextPieces
 from ragkv.errors import ConfigError, CutOffError
 from ragkv.prompt.chat import Chat
@@ -20,21 +23,21 @@ from ragkv.prompt.tools.reader import CallReader, format_of
 from ragkv.report.account import ReuseReport
 
 _log = logging.getLogger(__name__)
-_told: list[str] = []
-"""What was logged once."""
+_logged: list[str] = []
+"""Messages that were logged once."""
 
 
 def with_calls(
     decode: DecodeConfig, prompt: Prompt, tokenizer: PreTrainedTokenizerBase
 ) -> DecodeConfig:
-    """Constrain the answer to the call that the prompt's ``tool_choice`` asks for.
+    """Constrain the answer to the call that the prompt's ``tool_choice`` requires.
 
-    Where it leaves that to the model, an answer follows the schema unless it is a call.
+    If the choice is the model's, an answer follows the schema unless it is a call.
 
     Raises
     ------
     ConfigError
-        A call that has to be made has a schema of its own, too.
+        Both a required call and an answer's schema are given.
     """
     if not isinstance(prompt, Chat) or not prompt.reads_calls:
         return decode
@@ -51,23 +54,12 @@ def with_calls(
         given = {name: getattr(decode, name) for name in DECODE_SETTINGS}
         return SchemaOrCall(**given, call_marks=marks) if marks else decode
     if decode.json_schema is not None:
-        raise ConfigError("tool_choice asks for a call, and json_schema for an answer: omit one")
+        raise ConfigError("tool_choice requires a call, json_schema an answer: omit one")
     return replace(decode, json_schema=schema)
 
 
-def with_cut_off(
-    report: ReuseReport, calls: tuple[InvalidToolCall, ...]
-) -> tuple[ReuseReport, tuple[InvalidToolCall, ...]]:
-    """Say in a report, and in the last call, that the answer was cut off; log it once."""
-    error = str(CutOffError(report.decode.tokens))
-    if not _told:
-        _told.append(error)
-        _log.warning("%s", error)
-    return replace(report, warnings=(*report.warnings, error)), last_with(calls, error)
-
-
 def _written(call: AnyCall) -> str:
-    """Return a call that is none as text."""
+    """Return an invalid or disallowed call as text."""
     if isinstance(call, InvalidToolCall):
         return call.text
     return json.dumps({"name": call.name, "arguments": dict(call.arguments)}, ensure_ascii=False)
@@ -79,16 +71,17 @@ class AnswerText:
     Attributes
     ----------
     text
-        All of it, once it is finished.
+        The whole text of a finished answer.
     tool_calls, invalid_tool_calls
-        The answer's calls, where the prompt has tools. A call that is cut off before its
-        arguments, or names a tool that is not allowed, is text.
+        The answer's calls, if the prompt has tools. A call that ends before its arguments, or names
+        a tool that is not allowed, is text.
     """
 
     def __init__(
         self, tokenizer: PreTrainedTokenizerBase, stops: tuple[str, ...], prompt: Prompt
     ) -> None:
         self._calls: CallReader | None = None
+        self._tokenizer = tokenizer
         self._one_call = isinstance(prompt, Chat) and not prompt.parallel_tool_calls
         self._may_call = prompt.may_call if isinstance(prompt, Chat) else bool
         marks: tuple[str, ...] = ()
@@ -104,16 +97,16 @@ class AnswerText:
         self._unread: list[AnyCall] = []
 
     def feed(self, token: int) -> str:
-        """Return the new text that is certain now."""
+        """Return the new text that no later token can change."""
         return self._pass(self._pieces.feed(token))
 
     def finish(self, *, cut_off: bool) -> str:
-        """Return the rest.
+        """Return the rest of the text.
 
         Parameters
         ----------
         cut_off
-            Whether the answer was too long; a stop text cuts it off, too.
+            Whether the answer reached its largest length, or was cancelled.
         """
         rest = self._pass(self._pieces.finish())
         if self._calls is None:
@@ -134,8 +127,35 @@ class AnswerText:
         is_missing = cut_off and isinstance(call, InvalidToolCall) and call.error == MISSING
         return bool(call.name) and not is_missing and self._may_call(call.name)
 
-    def is_whole(self, schema: object) -> bool:
-        """Whether every call of the finished answer has its end, and so has JSON of a schema."""
+    def completion(self, drawn: Drawn, report: ReuseReport, schema: object) -> Completion:
+        """Return the finished answer; its report and its last call say if it was cut off.
+
+        Parameters
+        ----------
+        schema
+            The JSON schema of the answer; None for free text.
+        """
+        invalid = self.invalid_tool_calls
+        if drawn.finish_reason == "length" and not self._is_whole(schema):
+            error = str(CutOffError(report.decode.tokens))
+            if not _logged:
+                _logged.append(error)
+                _log.warning("%s", error)
+            report = replace(report, warnings=(*report.warnings, error))
+            invalid = last_with(invalid, error)
+        return Completion(
+            text=self.text,
+            token_ids=drawn.token_ids,
+            report=report,
+            finish_reason=drawn.finish_reason,
+            logprobs=drawn.logprobs,
+            tool_calls=self.tool_calls,
+            invalid_tool_calls=invalid,
+            text_logprobs=spelled_logprobs(self._tokenizer, drawn.logprobs),
+        )
+
+    def _is_whole(self, schema: object) -> bool:
+        """Whether no call of the finished answer, nor the JSON of a schema, was cut off."""
         if self.invalid_tool_calls or self._unread:
             return False
         try:
@@ -146,7 +166,7 @@ class AnswerText:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the one call that the answer may have is there to its end."""
+        """Whether the only call of the answer has ended."""
         return self._one_call and self._calls is not None and self._calls.has_call
 
     def _pass(self, piece: str) -> str:

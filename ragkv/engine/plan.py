@@ -1,36 +1,34 @@
-"""What each step of the pipeline returns, and the report on all of them."""
+"""The states of a prompt: ``Located -> Plan -> Computed``."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
+import torch
+from transformers.cache_utils import Cache
 
 from ragkv.attend.forward import SubsetPass
 from ragkv.chunk.kv import KnownChunk, LayeredKV
 from ragkv.chunk.sinks import Sink
-from ragkv.decode.generate import Drawn
-from ragkv.engine.request import Request
 from ragkv.history.node import PrefixMatch
 from ragkv.prompt.find import Span
 from ragkv.prompt.render import Rendered
 from ragkv.prompt.tokens import IntArray, Tokens
 from ragkv.recompute.repair import Repair
-from ragkv.report.account import ChunkUse, Decoding, Miss, PromptTokens, ReuseReport, Source
-from ragkv.report.trace import Trace
+from ragkv.report.account import Source
 from ragkv.select.choose import Choice
 from ragkv.splice.buffer import SplicedCache
 from ragkv.splice.layout import Layout, Origin, lay_out
+from ragkv.store.entry.lazy import LazyKV
 from ragkv.store.version import PlacedVersion
-
-Account = tuple[tuple[Miss, ...], tuple[str, ...]]
-"""The chunks that were not reused, and the warnings on them."""
 
 LocatedEntry = tuple[LayeredKV, int, int]
 """An entry, and the characters of the prompt, start and end, that are its text or its head."""
 
-_SOURCES: dict[type, Source] = {PlacedVersion: "version", KnownChunk: "former"}
+_SOURCES: dict[type, Source] = {PlacedVersion: "version", KnownChunk: "history"}
 _NO_IDS = np.zeros(0, dtype=np.int32)
 
 
@@ -41,17 +39,17 @@ class Located:
     Attributes
     ----------
     entries
-        The usable entries, in prompt order; they may still be loading.
+        The usable entries in prompt order, possibly still loading.
     sink
-        The sink that they were encoded behind; None where no chunk was searched for.
+        The sink that they were encoded behind; None if no chunk was searched for.
     known
-        The known chunks in the prompt, usable or not; None where none was searched for.
+        The known chunks in the prompt, usable or not; None if no chunk was searched for.
     missed
         The known chunks without a usable entry, each with the reason.
     to_encode, to_load
-        Their texts: those to encode after the answer, and those to load into memory.
+        The texts to encode after the answer, and those to load into memory.
     former
-        Rows of former prompts.
+        Rows of earlier prompts.
     """
 
     rendered: Rendered
@@ -69,12 +67,17 @@ class Located:
         """The prompt's text."""
         return self.rendered.text
 
+    @property
+    def lazy(self) -> list[LazyKV]:
+        """The entries whose layers are read when a pass needs them, or ahead of it."""
+        return [entry for entry, _, _ in self.entries if isinstance(entry, LazyKV)]
+
     def has_rows(self, span: Span) -> bool:
-        """Whether former prompts computed every token of the span."""
+        """Whether earlier prompts computed every token of the span."""
         return bool(self._in_history()[self.tokens.touching(span.start, span.end)].all())
 
     def known_chunk(self, span: Span) -> KnownChunk:
-        """Return a chunk whose rows are all a former prompt's, as the prompt has it."""
+        """Return a chunk all of whose rows come from an earlier prompt."""
         tokens = self.tokens.touching(span.start, span.end)
         offsets = self.tokens.offsets[tokens] - np.int32(span.start)
         inside = (offsets[:, 0] >= 0) & (offsets[:, 1] <= span.end - span.start)
@@ -88,7 +91,7 @@ class Located:
 
     @property
     def cached_share(self) -> float:
-        """Cached over to-be-computed tokens, roughly: entries are not aligned yet."""
+        """Ratio of cached tokens to tokens to compute, approximate before entries are aligned."""
         there = self._in_history()
         for _, start, end in self.entries:
             there[slice(*np.searchsorted(self.tokens.offsets[:, 0], (start, end)).tolist())] = True
@@ -97,11 +100,17 @@ class Located:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Spliced:
-    """The prompt's layout, and its cache with the entries in place.
+class Plan:
+    """A prompt's layout, its cache with the entries in place, and the rows to recompute.
 
-    ``cache`` is None where nothing can be reused: the prompt is prefilled in full. ``missed``
-    are the chunks of whose entries no token is the prompt's.
+    Attributes
+    ----------
+    cache
+        None for a full prefill: the prompt reuses nothing.
+    missed
+        The chunks whose entries share no token with the prompt, each with the reason.
+    rows
+        ``[rows]`` sorted positions to compute.
     """
 
     located: Located
@@ -109,39 +118,19 @@ class Spliced:
     cache: SplicedCache | None = None
     missed: tuple[tuple[str, str], ...] = ()
     warnings: tuple[str, ...] = ()
-
-    @classmethod
-    def nothing(cls, located: Located) -> Spliced:
-        """Return the layout of a prompt without any reuse."""
-        return cls(located, lay_out(located.tokens, _NO_IDS, ()))
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Plan:
-    """What is recomputed, and how: all that the last step needs.
-
-    ``rows`` are the positions to compute, sorted.
-    """
-
-    spliced: Spliced
     choice: Choice = Choice(np.zeros(0, np.int64))  # noqa: RUF009  frozen
     repair: Repair = Repair()  # noqa: RUF009  frozen
     rows: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
 
-    @property
-    def located(self) -> Located:
-        """The first step's result."""
-        return self.spliced.located
+    @classmethod
+    def full(cls, located: Located) -> Self:
+        """Return the plan of a full prefill."""
+        return cls(located, lay_out(located.tokens, _NO_IDS, ()))
 
     @property
     def ids(self) -> IntArray:
         """``[tokens]`` the prompt's token ids."""
-        return self.spliced.layout.ids
-
-    @property
-    def cache(self) -> SplicedCache | None:
-        """The cache to recompute rows of; None for a full prefill."""
-        return self.spliced.cache
+        return self.layout.ids
 
     @property
     def subset(self) -> SubsetPass:
@@ -150,7 +139,7 @@ class Plan:
         Raises
         ------
         RuntimeError
-            There is no cache to recompute rows of.
+            The plan is a full prefill.
         """
         if self.cache is None:
             raise RuntimeError("a full prefill recomputes no rows of a cache")
@@ -159,109 +148,37 @@ class Plan:
     @property
     def origin(self) -> npt.NDArray[np.uint8]:
         """``[tokens]`` an :class:`Origin` each, recomputed tokens included."""
-        origin = self.spliced.layout.origin.copy()
+        origin = self.layout.origin.copy()
         origin[self.choice.positions] = Origin.RECOMPUTED
         return origin
 
 
-def report_of(
-    request: Request,
-    plan: Plan,
-    first_token_at: float,
-    *,
-    dtype: str,
-    drawn: Drawn | None = None,
-    account: Account = ((), ()),
-) -> ReuseReport:
-    """Account for every token and every second, up to the first token or to ``drawn``'s last.
+@dataclass(frozen=True, slots=True, eq=False)
+class Computed:
+    """A prompt whose rows are all computed.
 
-    ``account`` are the chunks that were not reused, and the warnings.
+    Attributes
+    ----------
+    cache
+        The whole prompt's keys and values.
+    logits
+        ``[vocab]`` float32: of the next token. Both are None if another process, or transformers'
+        own loop, computes the prompt.
     """
-    origin = _with_versions(plan)
-    counts = np.bincount(origin, minlength=len(Origin)).tolist()
-    sink, reused, recomputed, fresh, exact, repaired, version = counts
-    steps = request.clock.steps
-    ttft = first_token_at - request.clock.started
-    copies = plan.repair.copies
-    return ReuseReport(
-        method=request.method.name,
-        recompute_ratio=request.config.recompute_ratio,
-        effective_ratio=recomputed / max(1, len(plan.spliced.layout.cached)),
-        ttft_s=ttft,
-        tokens=PromptTokens(
-            sink=sink,
-            history_exact=exact,
-            history_repaired=repaired,
-            reused=reused,
-            version=version,
-            recomputed=recomputed,
-            fresh=fresh,
-            exact=_exact_tokens(plan),
-            ahead=0 if copies is None else copies.repaired,
-            handed_over=0 if request.remote is None else request.remote.handed_over,
-        ),
-        decode=Decoding() if drawn is None else _decoding(drawn),
-        steps={**steps, "first_token": ttft - sum(steps.values())},
-        chunks=_uses(plan, origin),
-        misses=account[0],
-        positions=origin.tobytes(),
-        warnings=(*plan.spliced.warnings, *account[1]),
-        dtype=dtype,
-        choice=plan.choice.reason,
-        not_loaded="" if request.remote is None else request.remote.not_loaded,
-        trace=Trace(
-            plan.located.text,
-            plan.located.tokens.offsets,
-            _scores(plan),
-            attention=request.method.auto == "attention",
-        ),
-    )
 
+    plan: Plan
+    cache: Cache | None = None
+    logits: torch.Tensor | None = None
 
-def _with_versions(plan: Plan) -> npt.NDArray[np.uint8]:
-    """Return the plan's origins, versions' rows told from entries'."""
-    origin = plan.origin
-    for piece in plan.spliced.layout.placed:
-        if isinstance(piece.entry, PlacedVersion):
-            origin[piece.slots[origin[piece.slots] == Origin.CACHED]] = Origin.VERSION
-    return origin
+    @property
+    def prefilled(self) -> tuple[torch.Tensor, Cache]:
+        """The logits and the cache.
 
-
-def _exact_tokens(plan: Plan) -> int:
-    if plan.cache is None:
-        return 0
-    layout = plan.spliced.layout
-    return max(layout.exact, 0 if layout.former is None else layout.former.exact)
-
-
-def _decoding(drawn: Drawn) -> Decoding:
-    return Decoding(
-        tokens=len(drawn.token_ids),
-        seconds=drawn.last_token_at - drawn.first_token_at,
-        steps=drawn.steps,
-        drafted=drawn.drafted,
-        accepted=drawn.accepted,
-        blocks=drawn.blocks,
-        blocks_read=drawn.blocks_read,
-    )
-
-
-def _scores(plan: Plan) -> npt.NDArray[np.float32]:
-    """``[tokens]``: the ranking of the cached tokens, NaN elsewhere."""
-    scores = np.full(len(plan.ids), np.nan, dtype=np.float32)
-    if plan.choice.scores is not None:
-        scores[plan.spliced.layout.cached] = plan.choice.scores
-    return scores
-
-
-def _uses(plan: Plan, origin: npt.NDArray[np.uint8]) -> tuple[ChunkUse, ...]:
-    """Return the chunks of which the prompt has rows, in its order."""
-    uses = []
-    for piece in plan.spliced.layout.placed:
-        source = _SOURCES.get(type(piece.entry), "entry")
-        counts = np.bincount(origin[piece.start : piece.end], minlength=len(Origin))
-        recomputed, fresh = int(counts[Origin.RECOMPUTED]), int(counts[Origin.FRESH])
-        reused = piece.end - piece.start - recomputed - fresh
-        text = piece.entry.text
-        uses.append(ChunkUse(text, piece.start, piece.end, reused, recomputed, source))
-    return tuple(uses)
+        Raises
+        ------
+        RuntimeError
+            The prompt is computed elsewhere.
+        """
+        if self.logits is None or self.cache is None:
+            raise RuntimeError("another process, or transformers' own loop, computes the prompt")
+        return self.logits, self.cache

@@ -45,10 +45,20 @@ def _least(config: ReuseConfig) -> float:
     return EXACT if config.recompute_ratio == 1 else config.recompute_ratio
 
 
-def restore_versions(
+def with_rows(
+    request: Request, located: Located, history: History, versions: Versions | None
+) -> Located:
+    """Return the prompt with rows of earlier prompts, those of stored versions included."""
+    located = replace(located, former=found_rows(request, located, history))
+    if versions is None or not _restore_versions(request, located, history, versions):
+        return located
+    return replace(located, former=found_rows(request, located, history))
+
+
+def _restore_versions(
     request: Request, located: Located, history: History, versions: Versions
 ) -> bool:
-    """Bring stored rows of exactly this prompt's tokens back; return whether there were any."""
+    """Restore stored rows of exactly this prompt's tokens; return whether there were any."""
     sink, tokens = located.sink, located.tokens
     if sink is None or not _is_used(request, history) or history.is_beyond(len(tokens)):
         return False
@@ -119,7 +129,7 @@ def left_rows(
         root=history.is_beyond(len(plan.ids)),
         prompt=len(plan.ids),
     )
-    return computed if drawn is not None else computed.up_to(plan.spliced.layout.known_end)
+    return computed if drawn is not None else computed.up_to(plan.layout.known_end)
 
 
 def _freshness(plan: Plan, tokens: int, *, lossless: bool) -> Freshness:
@@ -128,7 +138,7 @@ def _freshness(plan: Plan, tokens: int, *, lossless: bool) -> Freshness:
     Computed rows are exact up to the first position whose row is not. Codecs other than raw lose
     something, even of the first chunk. Rows with sparse attention are not exact.
     """
-    layout, origin, repair = plan.spliced.layout, plan.origin, plan.repair
+    layout, origin, repair = plan.layout, plan.origin, plan.repair
     computed = np.isin(origin, (Origin.RECOMPUTED, Origin.FRESH))
     exact = np.isin(origin, (Origin.SINK, Origin.EXACT))
     if lossless:

@@ -1,17 +1,54 @@
-"""One call: its prompt and everything that is configured for it, resolved once."""
+"""One call: its prompt, its settings, and the interface of a remote decoder."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
-from ragkv.config import ReuseConfig
-from ragkv.engine.remote import RemoteAnswer
+from ragkv.config import DecodeConfig, ReuseConfig
+from ragkv.decode.generate import Drawn
+from ragkv.decode.listener import Listener
 from ragkv.errors import ConfigError
+from ragkv.history.node import Rows
 from ragkv.model.fingerprint import Fingerprint
+from ragkv.model.loaded import LoadedModel
 from ragkv.prompt.render import Prompt
+from ragkv.prompt.tokens import IntArray
 from ragkv.report.clock import Clock
 from ragkv.retrieve.named import Retrieved
 from ragkv.select import Method
+
+
+class RemoteAnswer(Protocol):
+    """An answer that another process decodes.
+
+    Its methods raise ServerError if the process cannot be reached, or has a different model.
+
+    Attributes
+    ----------
+    handed_over, not_loaded
+        The report's fields of these names, final when :meth:`draw` returns.
+    """
+
+    handed_over: int
+    not_loaded: str
+
+    def hand_over(self, ids: IntArray, compute: Callable[[], Rows]) -> bool:
+        """Transfer the rows of the prompt's first tokens; False if they were not computed."""
+        ...
+
+    def draw(self, ids: IntArray, listener: Listener, cancelled: Callable[[], bool]) -> Drawn:
+        """Answer a prompt, as :func:`ragkv.decode.generate.draw` does."""
+        ...
+
+
+class RemoteDecoder(Protocol):
+    """The program that decodes in that process, such as a vLLM."""
+
+    def __call__(self, loaded: LoadedModel, namespace: str, decode: DecodeConfig) -> RemoteAnswer:
+        """Begin an answer; raises ConfigError for settings that the program lacks."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -27,11 +64,11 @@ class Request:
     clock
         Started at the user's call.
     answer_tokens
-        Tokens that may be generated after the prompt.
+        Largest number of tokens after the prompt; 0 for a prefill without an answer.
     retrieved, named
-        The chunks that were retrieved for it: given with the call, and named before it.
+        The retrieved chunks: given with the call, and named before it.
     remote
-        The answer where another process decodes it.
+        The answer of a remote decoder; None decodes in this process.
     """
 
     prompt: Prompt
@@ -45,7 +82,7 @@ class Request:
 
     @property
     def uses_history(self) -> bool:
-        """Whether it may take former prompts' rows, and leaves its own."""
+        """Whether the request takes rows of earlier prompts, and leaves its own."""
         return self.config.history and self.method.uses_chunks
 
 

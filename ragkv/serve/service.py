@@ -70,7 +70,7 @@ class Service:
             lambda: first.status().waiting,
             lambda: [engine.status() for engine in self.engines.values()],
         )
-        self.gate = Gate(settings.max_running + settings.max_waiting)
+        self.gate = Gate(first.status().max_running + settings.max_waiting)
         self.ingestion = IngestionQueue()
         self.ready = False
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="ragkv-serve")
@@ -83,16 +83,11 @@ class Service:
         return await loop.run_in_executor(self._threads, partial(work, *args, **kwargs))
 
     async def warm_up(self) -> None:
-        """Warm up the engines, then report the server as ready.
-
-        If vLLM decodes, it has to answer first.
-        """
+        """Warm up the engines, with vLLM if it decodes, then report the server as ready."""
         while not self.ready:
             try:
                 for engine in self.engines.values():
                     await self.in_thread(engine.warm_up)
-                    if engine.decoder is not None:
-                        await self.in_thread(engine.generate, "The", max_new_tokens=1)
                 self.ready = True
             except ServerError as error:
                 _log.warning("not ready: %s", error)

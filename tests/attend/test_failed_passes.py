@@ -35,7 +35,7 @@ def failing(kv: RagKV, layer: int, part: str) -> Iterator[None]:
     def fail(*_: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    hooked = getattr(backbone_of(kv.model).layers[layer], part)
+    hooked = getattr(backbone_of(kv.loaded.model).layers[layer], part)
     hook = hooked.register_forward_pre_hook(fail)
     try:
         yield

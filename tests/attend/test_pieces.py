@@ -22,7 +22,7 @@ Make = Callable[..., RagKV]
 def widths(kv: RagKV) -> tuple[list[int], list[Any]]:
     """Note the rows of each product with a layer's widest weight."""
     seen: list[int] = []
-    layer = backbone_of(kv.model).layers[0].mlp
+    layer = backbone_of(kv.loaded.model).layers[0].mlp
     wide = max(
         (m for m in layer.modules() if isinstance(m, nn.Linear)), key=lambda m: m.out_features
     )
@@ -42,7 +42,7 @@ def test_pieces_compute_what_the_whole_does(
     pieces = kv.prefill(ask(chunks), recompute_ratio=ratio)
     assert pieces.report.tokens.recomputed == whole.report.tokens.recomputed > 32
     torch.testing.assert_close(pieces.logits, whole.logits, rtol=1e-4, atol=5e-5)
-    assert not any("forward" in vars(module) for module in kv.model.modules())
+    assert not any("forward" in vars(module) for module in kv.loaded.model.modules())
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -54,7 +54,7 @@ def test_long_chunks_are_encoded_in_pieces(
     whole.precompute([chunk])
     monkeypatch.setattr(encode, "BATCH_TOKENS_CPU", 48)
     seen: list[int] = []
-    layer = backbone_of(pieces.model).layers[0]
+    layer = backbone_of(pieces.loaded.model).layers[0]
     hook = layer.register_forward_pre_hook(lambda _, given: seen.append(given[0].shape[1]))
     pieces.precompute([chunk])
     hook.remove()
@@ -76,7 +76,7 @@ def test_no_more_rows_are_computed_together(
     beside: list[int] = []
 
     def call(_: object) -> None:
-        kv.model(input_ids=torch.arange(40)[None])
+        kv.loaded.model(input_ids=torch.arange(40)[None])
 
     def interrupt(*_: object) -> None:
         hooks.pop().remove()
@@ -85,7 +85,7 @@ def test_no_more_rows_are_computed_together(
         beside.extend(seen[before:])
         del seen[before:]
 
-    hooks.append(kv.model.get_submodule("model.layers.0").register_forward_pre_hook(interrupt))
+    hooks.append(backbone_of(kv.loaded.model).layers[0].register_forward_pre_hook(interrupt))
     kv.prefill(ask(chunks), recompute_ratio=1.0)
     assert beside == [40]
     assert max(seen) == 16
@@ -100,7 +100,7 @@ def test_choices_of_a_router_are_not_split(
     kv.precompute(chunks)
     whole = kv.prefill(ask(chunks), recompute_ratio=1.0)
     monkeypatch.setattr(attention, "PIECE", 16)
-    layer: Any = backbone_of(kv.model).layers[0]
+    layer: Any = backbone_of(kv.loaded.model).layers[0]
     own, taken = type(layer.mlp).forward, list[int]()
 
     def routed(self: nn.Module, rows: torch.Tensor) -> Any:

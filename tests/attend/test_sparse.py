@@ -102,7 +102,7 @@ def layers_that_differ(one: Prefilled, other: Prefilled) -> list[int]:
 @pytest.mark.parametrize("family", ["llama", "qwen3", "phi3"])
 def test_only_the_upper_layers_see_less(make_engine: Make, family: str) -> None:
     engine = make_engine(family)
-    layers = engine.model.config.num_hidden_layers
+    layers = engine.loaded.model.config.num_hidden_layers
     engine.precompute(UNEVEN)
     whole = run(engine, None)
     for first in range(layers):

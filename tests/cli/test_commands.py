@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import Result
-from tiny import some_chunks, tiny_model, tiny_tokenizer
+from tiny import saved, some_chunks, tiny_tokenizer
 from transformers import AutoModelForCausalLM, GPT2Config
 from typer.testing import CliRunner
 
@@ -96,9 +96,7 @@ def test_the_dtype_and_the_device_can_be_said(model, texts, tmp_path):
 
 def test_another_model_or_size_replaces_nothing(model, texts, tmp_path):
     """Everybody's default store is one: only a file's own former chunks go."""
-    other = tmp_path / "elsewhere" / "tiny-model"
-    tiny_model(seed=1).save_pretrained(other)
-    tiny_tokenizer().save_pretrained(other)
+    other = saved(tmp_path / "elsewhere" / "tiny-model", seed=1)
     shared = [texts, "--store", tmp_path / "shared"]
     for changed in (
         ["--model", model],
@@ -136,7 +134,7 @@ def test_check_says_what_holds(model):
 
 
 def test_check_fails_where_something_does_not_hold(model, monkeypatch):
-    from ragkv.engine import verify as check
+    from ragkv.engine.check import verify as check
 
     rows = [
         check.CheckRow("this", holds=True, detail="[fine]"),
@@ -166,7 +164,7 @@ def test_check_says_which_ratio_a_model_needs(model, monkeypatch, copied, ratios
             for each, holds in zip(ratios, held, strict=True)
         ]
 
-    monkeypatch.setattr("ragkv.engine.quality.measure", measured)
+    monkeypatch.setattr("ragkv.engine.check.quality.measure", measured)
     assert run("check", "--model", model, "--ratio", 0.3).exit_code == 2
     asked = ("check", "--model", model, "--quality")
     if ratios[0] != 0.2:

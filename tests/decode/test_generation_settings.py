@@ -96,8 +96,8 @@ def test_answers_are_those_of_transformers(make_engine, settings):
     ids = kv.tokenizer(PROMPT, return_tensors="pt")["input_ids"]
     most = {} if "max_length" in settings else {"max_new_tokens": 12}
     with torch.no_grad():
-        out = kv.model.generate(ids, do_sample=False, **most, **settings)
-    arguments, _ = engine_arguments({**settings, **most}, kv.model.generation_config)
+        out = kv.loaded.model.generate(ids, do_sample=False, **most, **settings)
+    arguments, _ = engine_arguments({**settings, **most}, kv.loaded.model.generation_config)
     answer = kv.generate(PROMPT, **arguments)
     assert answer.token_ids == out[0, ids.shape[1] :].tolist()
     assert answer.token_ids != kv.generate(PROMPT, **most).token_ids
@@ -106,9 +106,9 @@ def test_answers_are_those_of_transformers(make_engine, settings):
 def test_a_setting_takes_the_place_of_the_model_s_own(make_engine):
     kv = make_engine()
     plain = kv.generate(PROMPT, max_new_tokens=12).token_ids
-    own = kv.model.generation_config
-    kv.model.generation_config = copy.deepcopy(own)
-    kv.model.generation_config.repetition_penalty = 1.5
+    own = kv.loaded.model.generation_config
+    kv.loaded.model.generation_config = copy.deepcopy(own)
+    kv.loaded.model.generation_config.repetition_penalty = 1.5
     assert kv.generate(PROMPT, max_new_tokens=12).token_ids != plain
     neutral = {"repetition_penalty": 1.0}
     assert kv.generate(PROMPT, max_new_tokens=12, generation=neutral).token_ids == plain

@@ -123,12 +123,12 @@ def test_a_graph_holds_no_prompts_memory(make_engine, recorded):
 
 def other_weights(kv: RagKV) -> None:
     """Weights at other addresses, as after ``model.to``."""
-    for parameter in kv.model.parameters():
+    for parameter in kv.loaded.model.parameters():
         parameter.data = parameter.data.clone() * 1.5
 
 
 def other_layer(kv: RagKV) -> None:
-    layer = kv.model.model.layers[1]
+    layer = kv.loaded.model.model.layers[1]
     layer.mlp = copy.deepcopy(layer.mlp)
     with torch.no_grad():
         layer.mlp.down_proj.weight.mul_(-2)
@@ -136,11 +136,11 @@ def other_layer(kv: RagKV) -> None:
 
 def changed_in_place(kv: RagKV) -> None:
     with torch.no_grad():
-        kv.model.model.layers[2].mlp.up_proj.weight.mul_(-2)
+        kv.loaded.model.model.layers[2].mlp.up_proj.weight.mul_(-2)
 
 
 def other_attention(kv: RagKV) -> None:
-    kv.model.set_attn_implementation("eager")
+    kv.loaded.model.set_attn_implementation("eager")
 
 
 @pytest.mark.parametrize(
@@ -156,7 +156,7 @@ def test_a_changed_model_is_never_replayed_stale(make_engine, recorded, change):
     counted = replays(kv)
     found = answers(kv, method="full")
     assert replays(kv) > counted
-    with RagKV(copy.deepcopy(kv.model), tiny_tokenizer(), store=":memory:") as fresh:
+    with RagKV(copy.deepcopy(kv.loaded.model), tiny_tokenizer(), store=":memory:") as fresh:
         graphs_for(fresh.loaded)._refused = True
         assert found == answers(fresh, method="full")
 
@@ -165,7 +165,7 @@ def test_a_hook_of_somebody_else_is_called_in_every_step(make_engine, recorded, 
     kv = make_engine()
     answers(kv)
     calls = []
-    handle = kv.model.model.layers[0].register_forward_hook(lambda *_: calls.append(1))
+    handle = kv.loaded.model.model.layers[0].register_forward_hook(lambda *_: calls.append(1))
     with caplog.at_level(logging.WARNING):
         answers(kv, drafts=False)
     assert len(calls) >= 2 * 12

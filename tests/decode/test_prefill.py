@@ -48,7 +48,7 @@ def test_pieces_compute_what_the_model_does(
     ids = np.random.default_rng(0).integers(3, 500, tokens).astype(np.int32)
     found, cache = prefilled(engine, ids)
     with torch.no_grad():
-        out = engine.model(input_ids=torch.tensor(ids[None].astype(np.int64)), use_cache=True)
+        out = engine.loaded.model(torch.tensor(ids[None].astype(np.int64)), use_cache=True)
     torch.testing.assert_close(found, out.logits[0, -1].float(), rtol=1e-4, atol=5e-5)
     limit = engine.loaded.architecture.position_limit
     whole = tokens == 16 or (limit is not None and tokens > limit)
@@ -64,5 +64,5 @@ def test_answers_are_the_models(make_engine: Make, rows: list[int]) -> None:
     ids = torch.tensor([engine.tokenize(prompt)])
     with torch.no_grad():
         for token in answer.token_ids:
-            assert int(engine.model(input_ids=ids).logits[0, -1].argmax()) == token
+            assert int(engine.loaded.model(input_ids=ids).logits[0, -1].argmax()) == token
             ids = torch.cat([ids, torch.tensor([[token]])], dim=1)

@@ -74,7 +74,7 @@ def guessing(monkeypatch: pytest.MonkeyPatch, answer: Sequence[int]) -> Iterator
 
 
 def endless(engine: RagKV) -> RagKV:
-    engine.model.generation_config.eos_token_id = None
+    engine.loaded.model.generation_config.eos_token_id = None
     return engine
 
 
@@ -103,7 +103,7 @@ def test_seeded_samples_are_those_without_drafts(
 ) -> None:
     """Each token is drawn once, and logits processors see the tokens before it alone."""
     engine = endless(make_engine())
-    engine.model.generation_config.repetition_penalty = penalty
+    engine.loaded.model.generation_config.repetition_penalty = penalty
     engine.precompute(CHUNKS)
     settings: dict[str, Any] = {"temperature": 0.8, "top_k": 5, "max_new_tokens": ANSWER}
     for seed in range(3):

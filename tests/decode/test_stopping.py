@@ -33,7 +33,7 @@ def saying(engine: RagKV, text: str) -> Iterator[int]:
             out.logits[:, row] = -1e9
             out.logits[:, row, token] = 1e9
 
-    hook = engine.model.register_forward_hook(say, with_kwargs=True)
+    hook = engine.loaded.model.register_forward_hook(say, with_kwargs=True)
     try:
         yield len(ids)
     finally:
@@ -111,12 +111,12 @@ def test_little_is_decoded_for_a_stop_text_in_a_long_answer(
 
 def test_the_models_own_stop_texts_end_its_answers(make_engine: Make) -> None:
     engine = make_engine()
-    engine.model.generation_config.stop_strings = ["Observation"]
+    engine.loaded.model.generation_config.stop_strings = ["Observation"]
     for stop in ((), "never said"):
         with saying(engine, "I look it up.\nObservation: it is so") as length:
             found = engine.generate(PROMPT, max_new_tokens=length, stop=stop)
         assert found.text == "I look it up.\n"
         assert len(found.token_ids) < length
-    engine.model.generation_config.stop_strings = "look"  # one text
+    engine.loaded.model.generation_config.stop_strings = "look"  # one text
     with saying(engine, "I look it up.\nObservation: it is so") as length:
         assert engine.generate(PROMPT, max_new_tokens=length).text == "I "

@@ -101,7 +101,7 @@ def test_repairing_steps_compute_experts_as_a_prefill_does(
 ) -> None:
     """On a GPU ``generate`` computes all steps' experts in a way that is for one token."""
     engine = make_engine("gpt-oss", store=ANEW)
-    model = engine.model
+    model = engine.loaded.model
     model.set_experts_implementation("grouped_mm")
     model.generation_config.eos_token_id = None
     engine.precompute(CHUNKS)

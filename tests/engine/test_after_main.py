@@ -24,7 +24,7 @@ sys.path.insert(0, sys.argv[1])
 from tiny import some_chunks, tiny_model, tiny_tokenizer
 from ragkv import RagKV
 kv = RagKV(tiny_model(), tiny_tokenizer(), store=sys.argv[2])
-kv.model.generation_config.eos_token_id = None
+kv.loaded.model.generation_config.eos_token_id = None
 kv.precompute(some_chunks(2))
 
 def work():

@@ -26,7 +26,9 @@ def test_a_request_that_is_cancelled_while_it_waits_prepares_nothing(
 ) -> None:
     engine = make_engine()
     prepared: list[object] = []
-    monkeypatch.setattr(engine._pipeline, "_plan", lambda *given, **_: prepared.append(given))
+    monkeypatch.setattr(
+        engine._pipeline._planner, "plan", lambda *given, **_: prepared.append(given)
+    )
     with engine.turn():
         stream = engine.stream("Words", **LONG)
         closing = threading.Thread(target=stream.close, daemon=True)
@@ -42,7 +44,7 @@ def test_a_request_that_is_cancelled_while_it_waits_prepares_nothing(
 
 def test_a_stream_that_nobody_holds_ends(make_engine: Make) -> None:
     engine = make_engine()
-    engine.model.generation_config.eos_token_id = None
+    engine.loaded.model.generation_config.eos_token_id = None
     for _ in engine.stream("Some words to begin with", **LONG):
         break
     gc.collect()
@@ -55,7 +57,7 @@ def test_a_stream_that_nobody_holds_ends(make_engine: Make) -> None:
 @pytest.mark.parametrize("wrapper", [ChatRagKV, TextModel])
 def test_a_model_that_nobody_reads_ends(make_engine: Make, wrapper: Any) -> None:
     engine = make_engine()
-    engine.model.generation_config.eos_token_id = None
+    engine.loaded.model.generation_config.eos_token_id = None
     for _ in wrapper(kv=engine, max_tokens=100_000).stream("Some words"):
         break
     gc.collect()
@@ -65,7 +67,7 @@ def test_a_model_that_nobody_reads_ends(make_engine: Make, wrapper: Any) -> None
 @pytest.mark.parametrize("call", ["acomplete", "achat"])
 def test_a_call_that_is_cancelled_lets_go_of_the_model(make_engine: Make, call: str) -> None:
     engine = make_engine()
-    engine.model.generation_config.eos_token_id = None
+    engine.loaded.model.generation_config.eos_token_id = None
     llm = RagKVLLM(kv=engine, max_new_tokens=100_000, context_window=200_000)
     asked = "Some words" if call == "acomplete" else [ChatMessage(content="Some words")]
 

@@ -31,13 +31,13 @@ def test_close_waits_for_the_answers_that_are_under_way(kept: str, tmp_path: Pat
     engine.prefetch(CHUNKS)
     found: list[object] = []
     begun, turn = threading.Event(), engine.turn()
-    prepare = engine._pipeline._plan
+    prepare = engine._pipeline._planner.plan
 
     def preparing(*args: object, **more: object) -> object:
         begun.set()
         return prepare(*args, **more)
 
-    engine._pipeline._plan = preparing
+    engine._pipeline._planner.plan = preparing
 
     def ask() -> None:
         try:

@@ -41,7 +41,7 @@ def before(layer, *_):
         begun.set()
         ends.wait(60)  # a layer that takes longer than the program
 
-for layer in backbone_of(kv.model).layers:
+for layer in backbone_of(kv.loaded.model).layers:
     layer.register_forward_pre_hook(before)
 
 chunks = some_chunks(12)

@@ -27,7 +27,7 @@ from tiny import LONGROPE, SIZE, random_model, some_chunks, tiny_tokenizer
 from transformers import LlamaConfig
 
 from ragkv import RagKV, StoreConfig
-from ragkv.engine.pipeline import Pipeline
+from ragkv.engine.planner import Planner
 from ragkv.history import history
 from ragkv.prompt.find import MIN_HEAD
 
@@ -60,7 +60,7 @@ def test_changed_weights_and_other_namespaces(make_engine: Make) -> None:
         assert taken(other.prefill(ask())) == 0
     assert taken(engine.prefill(ask())) > 300
     with torch.no_grad():
-        engine.model.model.layers[0].mlp.up_proj.weight.mul_(1.5)
+        engine.loaded.model.model.layers[0].mlp.up_proj.weight.mul_(1.5)
     out = engine.prefill(ask())
     assert taken(out) == 0
     assert_full(engine, out)
@@ -169,7 +169,7 @@ def test_a_budget_too_small_for_a_prompt(make_engine: Make, budget: int) -> None
 def test_a_cancelled_answer_leaves_what_was_computed(make_engine: Make) -> None:
     engine = make_engine()
     engine.precompute(CHUNKS)
-    engine.model.generation_config.eos_token_id = None
+    engine.loaded.model.generation_config.eos_token_id = None
     with engine.stream(ask(), recompute_ratio=1.0, max_new_tokens=400) as pieces:
         begun = next(pieces) + next(pieces)
     chat = [*ask(), {"role": "assistant", "content": begun}, {"role": "user", "content": "Go on"}]
@@ -185,13 +185,13 @@ def test_rows_are_evicted_while_a_request_runs(
     engine.precompute(CHUNKS)
     chat = and_then(ask(), engine.generate(ask(), max_new_tokens=6))
     expected = engine.prefill(chat)
-    tree, plan = engine._reuse.history._tree, Pipeline._plan
+    tree, plan = engine._reuse.history._tree, Planner.plan
 
     def cleared(*given: Any) -> Any:
         tree.clear()
         return plan(*given)
 
-    monkeypatch.setattr(Pipeline, "_plan", cleared)
+    monkeypatch.setattr(Planner, "plan", cleared)
     answer = engine.generate(chat, max_new_tokens=6)
     assert answer.report.positions == expected.report.positions
     assert answer.token_ids[0] == int(expected.logits.argmax())
@@ -205,7 +205,7 @@ def test_rows_are_evicted_while_a_request_runs(
 def long_model() -> Iterator[RagKV]:
     model = random_model(LlamaConfig(**{**SIZE, "rope_parameters": LONGROPE}))
     with RagKV(model, tiny_tokenizer(), store=":memory:") as engine:
-        engine.model.generation_config.eos_token_id = None
+        engine.loaded.model.generation_config.eos_token_id = None
         yield engine
 
 
@@ -225,7 +225,7 @@ def test_many_chats_at_once_get_what_each_gets_alone(make_engine: Make) -> None:
     """At a ratio of 1; below it the order of the questions counts."""
     engine, found = make_engine(), list[tuple[int, list[int], list[int]]]()
     engine.precompute(CHUNKS)
-    engine.model.generation_config.eos_token_id = None
+    engine.loaded.model.generation_config.eos_token_id = None
 
     def talk(number: int) -> None:
         chat = ask(f"Question {number}?")

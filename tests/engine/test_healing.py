@@ -13,14 +13,15 @@ import torch
 from former_prompts import is_former_behind, paths
 from healed_runs import A, B, C, D, Make
 from pausing import Pause
+from served import until
 from store_entries import without_syncs  # noqa: F401
 from tiny import FAMILIES, ask
 
 from ragkv import RagKV, ReuseConfig, StoreConfig
 from ragkv.config import MEMORY
 from ragkv.engine.healing import Healing
-from ragkv.engine.idle import IdleWork
 from ragkv.prompt.chat import TokenIds
+from ragkv.schedule.beside import IdleWork
 from ragkv.select import Scene
 
 make_engine = runs.make_engine
@@ -122,7 +123,7 @@ def test_each_finished_chunk_is_there_at_once(
     out = runs.once_more(engine, [A, B, D])
     go.set()
     last = out.report.chunks[1]
-    assert runs.sources(out) == ["former", "former", "entry"]
+    assert runs.sources(out) == ["history", "history", "entry"]
     assert last.end <= out.report.tokens.sink + out.report.tokens.history_exact
 
 
@@ -216,7 +217,7 @@ def test_closing_ends_it(pausing: Any) -> None:
     begin(engine, pause)
     closing = threading.Thread(target=engine.close)
     closing.start()
-    time.sleep(0.1)
+    until(runs.healing(engine)._idle._closed.is_set)
     pause.go.set()
     closing.join(30)
     assert not closing.is_alive()

@@ -101,7 +101,7 @@ def test_what_the_models_generation_config_says_of_the_work(
 ) -> None:
     """It has no part in what is drawn, and would not do with a repaired cache."""
     engine = make_engine()
-    setattr(engine.model.generation_config, name, value)
+    setattr(engine.loaded.model.generation_config, name, value)
     assert {method: drawn(engine, method) for method in expected} == expected
 
 
@@ -121,7 +121,7 @@ def assert_exact(engine: RagKV) -> None:
     """One chunk behind the sink is a full prefill, by the weights as they are now."""
     out = engine.prefill(ONE, recompute_ratio=0.0)
     with torch.no_grad():
-        full = engine.model(torch.tensor([out.token_ids])).logits[0, -1]
+        full = engine.loaded.model(torch.tensor([out.token_ids])).logits[0, -1]
     torch.testing.assert_close(out.logits, full, atol=5e-5, rtol=0)
 
 
@@ -145,7 +145,7 @@ def test_weights_that_change_between_calls(
     engine = make_engine()
     engine.precompute(CHUNKS)
     assert engine.prefill(ONE, recompute_ratio=0.0).report.tokens.reused > 80
-    change(engine.model)
+    change(engine.loaded.model)
     assert not engine.contains(CHUNKS[0])
     out = engine.prefill(ONE, recompute_ratio=0.0)
     assert [miss.reason for miss in out.report.misses] == ["fingerprint"]
@@ -165,29 +165,29 @@ def test_weights_that_change_while_chunks_are_encoded_behind_an_answer(
     encode_now = encode.encode
 
     def changed(*given: Any, **more: Any) -> PrecomputeReport:
-        change(engine.model)
+        change(engine.loaded.model)
         return encode_now(*given, **more)
 
     monkeypatch.setattr(encode, "encode", changed)
     engine.prefetch(CHUNKS)
     engine.generate(PROMPT, max_new_tokens=2)
     engine.wait()
-    engine.model.eval()
+    engine.loaded.model.eval()
     assert not any(map(engine.contains, CHUNKS))
-    load_others(engine.model, seed=0)  # the weights that the prompt was answered with
+    load_others(engine.loaded.model, seed=0)  # the weights that the prompt was answered with
     assert not any(map(engine.contains, CHUNKS))
     assert_exact(engine)
 
 
 def test_a_model_in_training_mode_computes_no_caches(make_engine: Make) -> None:
     engine = make_engine()
-    engine.model.train()
+    engine.loaded.model.train()
     for call in (engine.precompute, engine.prefetch):
         with pytest.raises(ConfigError, match="training mode"):
             call(CHUNKS)
     with pytest.raises(ConfigError, match="training mode"):
         engine.generate(PROMPT)
-    engine.model.eval()
+    engine.loaded.model.eval()
     engine.precompute(CHUNKS)
     assert_exact(engine)
 

@@ -50,7 +50,7 @@ def test_a_batch_is_written_while_the_next_is_computed(
 def test_a_request_waits_for_a_layer_of_an_ingestion(make_engine: Make) -> None:
     engine, chunks = make_engine(), some_chunks(4)
     engine.precompute(chunks[:2])
-    layers = backbone_of(engine.model).layers
+    layers = backbone_of(engine.loaded.model).layers
     encoding, passes, here = threading.Event(), list[tuple[bool, int]](), threading.get_ident()
 
     def note(layer: int, *_: object) -> None:

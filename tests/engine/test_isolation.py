@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import copy
 import itertools
-import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 import torch
+from served import model_held
 from tiny import LONGROPE, SIZE, some_chunks, tiny_model, tiny_tokenizer
 from tokenizers import Tokenizer, normalizers
 from transformers import AutoModelForCausalLM, LlamaConfig, Olmo2Config, PreTrainedModel
 
 from ragkv import RagKV, StoreConfig
 from ragkv.attend.interface import run_pass, running_pass
-from ragkv.engine import verify as check
+from ragkv.engine.check import verify as check
 from ragkv.errors import ConfigError, UnsupportedModelError
 
 Make = Callable[..., RagKV]
@@ -42,20 +43,9 @@ def test_named_chunks_are_remembered_until_they_are_stored(make_engine: Make) ->
 
 def test_naming_chunks_does_not_wait_for_the_model(make_engine: Make) -> None:
     engine = make_engine()
-    began = threading.Event()
-
-    def hold() -> None:
-        with engine.turn():
-            began.set()
-            time.sleep(1.5)
-
-    holder = threading.Thread(target=hold)
-    holder.start()
-    assert began.wait(10)
-    started = time.perf_counter()
-    engine.prefetch(CHUNKS, sink="A sink that nobody has encoded yet.")
-    assert time.perf_counter() - started < 1
-    holder.join()
+    with ThreadPoolExecutor(1) as pool, model_held(engine):
+        naming = pool.submit(engine.prefetch, CHUNKS, sink="A sink that nobody has encoded yet.")
+        naming.result(timeout=30)
 
 
 def test_a_chunk_without_a_token_is_skipped() -> None:
@@ -72,7 +62,7 @@ def test_a_ratio_is_for_the_model_as_it_is_now(make_engine: Make) -> None:
     engine = make_engine()
     before = engine.info.fingerprint
     with torch.no_grad():
-        engine.model.model.layers[0].mlp.up_proj.weight.mul_(1.01)
+        engine.loaded.model.model.layers[0].mlp.up_proj.weight.mul_(1.01)
     with pytest.raises(ConfigError, match="calibrated for another"):
         engine.prefill(PROMPT, calibrated_for=before)
     assert engine.prefill(PROMPT, calibrated_for=engine.info.fingerprint).report.tokens.prompt
@@ -100,7 +90,7 @@ def test_a_pass_refuses_what_would_change_its_scores(
 ) -> None:
     engine = make_engine()
     engine.precompute(CHUNKS)
-    layer = engine.model.model.layers[1].self_attn
+    layer = engine.loaded.model.model.layers[1].self_attn
     own, bias = layer.forward, {"position_bias": torch.zeros(1)}
     monkeypatch.setattr(layer, "forward", lambda *args, **given: own(*args, **given, **bias))
     with pytest.raises(UnsupportedModelError, match="Layer 1 attends with position_bias"):
@@ -108,7 +98,7 @@ def test_a_pass_refuses_what_would_change_its_scores(
 
 
 def test_the_innermost_pass_describes_a_call(make_engine: Make) -> None:
-    config = make_engine().model.config
+    config = make_engine().loaded.model.config
     module = torch.nn.Module()
     module.config = config  # type: ignore[assignment]
     with run_pass(config, "outer"):
@@ -120,12 +110,12 @@ def test_the_innermost_pass_describes_a_call(make_engine: Make) -> None:
 def test_a_step_that_fails_leaves_the_model_as_it_was(make_engine: Make) -> None:
     """A step is a pass: it ends with the error, whatever it repairs."""
     engine = make_engine(store=StoreConfig(":memory:", history_bytes=0))
-    engine.model.generation_config.eos_token_id = None
+    engine.loaded.model.generation_config.eos_token_id = None
     engine.precompute(CHUNKS)
     settings: dict[str, Any] = {"recompute_ratio": 0.1, "max_new_tokens": 40}
     expected = engine.generate(PROMPT, **settings)
     assert expected.report.tokens.ahead
-    model: Any = engine.model
+    model: Any = engine.loaded.model
     calls = itertools.count()
 
     def fails(*_: object) -> None:

@@ -26,7 +26,7 @@ from ragkv.attend.interface import runs_pass
 from ragkv.config import MEMORY
 from ragkv.decode import batch as module
 from ragkv.decode.batch import batch_of
-from ragkv.engine.requests import RequestQueue
+from ragkv.schedule.requests import RequestQueue
 
 Make = Callable[..., RagKV]
 CHUNKS = some_chunks(4)
@@ -56,7 +56,7 @@ def make_engine(make_engine: Make) -> Make:
 
 
 def endless(kv: RagKV) -> RagKV:
-    kv.model.generation_config.eos_token_id = None
+    kv.loaded.model.generation_config.eos_token_id = None
     return kv
 
 

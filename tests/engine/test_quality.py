@@ -11,8 +11,8 @@ from tiny import SIZE, random_model, tiny_tokenizer
 from transformers import StableLmConfig
 
 from ragkv import RagKV, ReuseConfig
-from ragkv.engine import quality
-from ragkv.engine.quality import Probes, measure
+from ragkv.engine.check import quality
+from ragkv.engine.check.quality import Probes, measure
 from ragkv.errors import ConfigError
 from ragkv.report.quality import Quality, is_copied
 
@@ -75,11 +75,11 @@ def test_bounds_allow_for_few_examples(full: int, kept: int, agreement: float, h
 def test_probes_fit_a_model_of_few_positions(make_engine: Make) -> None:
     engine = make_engine(layers=1)
     for positions in (1000, 400):
-        engine.model.config.max_position_embeddings = positions
+        engine.loaded.model.config.max_position_embeddings = positions
         probes = Probes(engine.loaded, quick=positions == 400)
         assert probes.at(ReuseConfig()).agreement == 1.0
         assert max(len(probes._ids(prompt)) for prompt, *_ in probes._probes) < positions
-    engine.model.config.max_position_embeddings = 50
+    engine.loaded.model.config.max_position_embeddings = 50
     with pytest.raises(ConfigError, match="the model has 50"):
         measure(engine.loaded, 0.2)
 
@@ -92,7 +92,7 @@ def warnings(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[[], list[str]]:
     monkeypatch.setattr(quality, "_PROBED", set())
-    caplog.set_level(logging.WARNING, logger="ragkv.engine.quality")
+    caplog.set_level(logging.WARNING, logger="ragkv.engine.check.quality")
     return lambda: [record.getMessage() for record in caplog.records]
 
 

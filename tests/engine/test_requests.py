@@ -14,9 +14,9 @@ import torch
 from tiny import ask, some_chunks, tiny_tokenizer
 
 from ragkv import RagKV
-from ragkv.engine.requests import Cancelled, RequestQueue
 from ragkv.errors import ConfigError
 from ragkv.model.lock import ModelLock
+from ragkv.schedule.requests import Cancelled, RequestQueue
 
 Make = Callable[..., RagKV]
 CHUNKS = some_chunks(3)
@@ -229,7 +229,7 @@ def test_memory_is_free_of_a_prompt_that_ended_before_its_rows_were_placed(
     gc.disable()
     try:
         with monkeypatch.context() as patch:
-            patch.setattr("ragkv.engine.pipeline.choose", lambda *_: 1 / 0)
+            patch.setattr("ragkv.engine.planner.choose", lambda *_: 1 / 0)
             with suppress(ZeroDivisionError):
                 kv.generate(PROMPT)
         assert [piece.is_lent for piece in kv.loaded.workspace._pieces] == [False]
@@ -242,7 +242,7 @@ def test_memory_is_free_of_a_prompt_that_ended_before_its_rows_were_placed(
 
 def test_why_an_answer_ended(make_engine: Make) -> None:
     kv = make_engine()
-    kv.model.generation_config.eos_token_id = None
+    kv.loaded.model.generation_config.eos_token_id = None
     plain = kv.generate(PROMPT, max_new_tokens=20)
     assert plain.finish_reason == "length"
     token = next(
@@ -254,7 +254,7 @@ def test_why_an_answer_ended(make_engine: Make) -> None:
     stop = tiny_tokenizer().decode([token])
     if stop.strip():
         assert kv.generate(PROMPT, max_new_tokens=20, stop=stop).finish_reason == "stop"
-    kv.model.generation_config.eos_token_id = token
+    kv.loaded.model.generation_config.eos_token_id = token
     assert kv.generate(PROMPT, max_new_tokens=20).token_ids == ended.token_ids
     past = kv.generate(PROMPT, max_new_tokens=20, ignore_eos=True)
     assert (past.token_ids, past.finish_reason) == (plain.token_ids, "length")
@@ -263,14 +263,14 @@ def test_why_an_answer_ended(make_engine: Make) -> None:
 @pytest.mark.parametrize("settings", [{}, {"method": "full"}])
 def test_log_probabilities_are_the_models_own(make_engine: Make, settings: dict[str, Any]) -> None:
     kv = make_engine()
-    kv.model.generation_config.eos_token_id = None
+    kv.loaded.model.generation_config.eos_token_id = None
     kv.precompute(CHUNKS)
     given = {"recompute_ratio": 1.0, "max_new_tokens": 12, **settings}
     answer = kv.generate(PROMPT, logprobs=3, temperature=0.7, seed=1, **given)
     assert kv.generate(PROMPT, **given).logprobs == ()
     prompt = kv.prefill(PROMPT).token_ids
     with torch.no_grad():
-        logits = kv.model(torch.tensor([[*prompt, *answer.token_ids]])).logits[0]
+        logits = kv.loaded.model(torch.tensor([[*prompt, *answer.token_ids]])).logits[0]
     expected = torch.log_softmax(logits, -1)[len(prompt) - 1 : -1]
     assert [one.token_id for one in answer.logprobs] == answer.token_ids
     for row, one in zip(expected, answer.logprobs, strict=True):

@@ -14,7 +14,7 @@ import torch
 from langchain_huggingface import ChatHuggingFace, HuggingFacePipeline
 from langchain_ragkv import ChatRagKV
 from threads import each_in_a_thread
-from tiny import some_chunks, tiny_model, tiny_tokenizer
+from tiny import saved, some_chunks, tiny_model, tiny_tokenizer
 from transformers import AttentionInterface, LlamaForCausalLM, PreTrainedModel, pipeline
 
 from ragkv import RagKV, ReuseConfig
@@ -51,7 +51,7 @@ def test_two_engines_over_one_model(again: str) -> None:
         one = stack.enter_context(
             RagKV(tiny_model(), tiny_tokenizer(), store=":memory:", reuse=FIRST)
         )
-        given = (one.loaded,) if again == "what was loaded" else (one.model, one.tokenizer)
+        given = (one.loaded,) if again == "what was loaded" else (one.loaded.model, one.tokenizer)
         two = stack.enter_context(RagKV(*given, store=":memory:", reuse=FIRST))
         for engine in (one, two):
             engine.precompute(CHUNKS)
@@ -63,7 +63,7 @@ def test_two_engines_over_one_model(again: str) -> None:
                 ),
             }
         )
-        assert one.model.config._attn_implementation == "sdpa"
+        assert one.loaded.model.config._attn_implementation == "sdpa"
 
 
 def test_two_models_that_share_their_configuration_take_turns() -> None:
@@ -77,8 +77,7 @@ def test_two_models_that_share_their_configuration_take_turns() -> None:
 
 def test_engines_that_are_one_anothers_auxiliary_do_not_wait_for_ever(tmp_path: Path) -> None:
     for family in ("llama", "qwen2"):
-        tiny_model(family).save_pretrained(tmp_path / family)
-        tiny_tokenizer().save_pretrained(tmp_path / family)
+        saved(tmp_path / family, family)
     with ExitStack() as stack:
         ways: dict[str, Callable[[str], object]] = {}
         for main, auxiliary in (("llama", "qwen2"), ("qwen2", "llama")):
@@ -117,7 +116,7 @@ def test_two_chat_models_over_one_model(chats) -> None:
 def test_the_ordinary_chat_model_beside_ours(chats) -> None:
     ours = chats()
     settings = {"max_new_tokens": 6, "do_sample": False, "return_full_text": False}
-    made = pipeline("text-generation", model=ours.kv.model, tokenizer=tiny_tokenizer(), **settings)
+    made = pipeline("text-generation", ours.kv.loaded.model, tokenizer=tiny_tokenizer(), **settings)
     chat = ChatHuggingFace(llm=HuggingFacePipeline(pipeline=made), tokenizer=tiny_tokenizer())
     all_at_once(
         {
@@ -218,7 +217,7 @@ def test_seeded_answers_are_the_same_beside_others() -> None:
     ]
     settings = {"temperature": 1.5, "max_new_tokens": 12}
     for engine in engines:
-        engine.model.generation_config.eos_token_id = None
+        engine.loaded.model.generation_config.eos_token_id = None
     alone = [engine.generate(PROMPTS[0], seed=7, **settings).token_ids for engine in engines]
     wrong: list[int] = []
 

@@ -31,7 +31,7 @@ def kv(request):
 def alone(kv, ids, count=6):
     """Return what transformers answers to exactly these tokens."""
     given = torch.tensor([ids])
-    made = kv.model.generate(
+    made = kv.loaded.model.generate(
         given, attention_mask=torch.ones_like(given), max_new_tokens=count, do_sample=False
     )
     return made[0, len(ids) :].tolist()
@@ -57,7 +57,7 @@ def test_the_prompt_has_exactly_these_tokens(kv):
         read = kv.prefill(TokenIds(ids), recompute_ratio=1)
         assert read.token_ids == ids
         assert read.report.tokens.prompt == len(ids)
-        wanted = kv.model(torch.tensor([ids])).logits[0, -1]
+        wanted = kv.loaded.model(torch.tensor([ids])).logits[0, -1]
         torch.testing.assert_close(read.logits, wanted, atol=1e-3, rtol=1e-3)
 
 
@@ -81,7 +81,7 @@ def test_chunks_are_found(kv):
             assert [use.text for use in read.report.chunks] == CHUNKS
             assert read.report.tokens.reused > 0.9 * by_text.tokens.reused > 0
             full = kv.prefill(TokenIds(ids), recompute_ratio=1)
-            wanted = kv.model(torch.tensor([ids])).logits[0, -1]
+            wanted = kv.loaded.model(torch.tensor([ids])).logits[0, -1]
             torch.testing.assert_close(full.logits, wanted, atol=1e-3, rtol=1e-3)
 
 

@@ -37,7 +37,7 @@ def served(*given: Any, **more: Any) -> RagKV:
 def far(kv: RagKV, found: Any) -> float:
     """How far logits are from a full prefill's, in standard deviations."""
     with torch.no_grad():
-        full = kv.model(torch.tensor([found.token_ids])).logits[0, -1]
+        full = kv.loaded.model(torch.tensor([found.token_ids])).logits[0, -1]
     return float((found.logits - full).abs().max() / full.std())
 
 
@@ -68,7 +68,7 @@ def test_a_slow_tokenizer_is_served_in_full() -> None:
     kv = served(model, ByT5Tokenizer(), on_unsupported="full")
     answer = kv.generate("hello world", max_new_tokens=3, logprobs=1)
     ids = torch.tensor([kv.tokenizer("hello world")["input_ids"]])
-    expected = kv.model.generate(ids, max_new_tokens=3, do_sample=False)[0, ids.shape[1] :]
+    expected = kv.loaded.model.generate(ids, max_new_tokens=3, do_sample=False)[0, ids.shape[1] :]
     assert answer.token_ids == expected.tolist()
     assert len(answer.text_logprobs) == 3
     assert answer.report.tokens.prompt == ids.shape[1]
@@ -90,7 +90,7 @@ def test_an_encoder_and_a_decoder_are_served_in_full() -> None:
     kv = served(T5ForConditionalGeneration(config), tiny_tokenizer(), on_unsupported="full")
     prompt = "what is the if statement"
     ids = torch.tensor([kv.tokenizer(prompt)["input_ids"]])
-    expected = kv.model.generate(ids, max_new_tokens=8, do_sample=False)[0, 1:].tolist()
+    expected = kv.loaded.model.generate(ids, max_new_tokens=8, do_sample=False)[0, 1:].tolist()
     assert kv.generate(prompt, max_new_tokens=8).token_ids == expected
     assert len(expected) > 4
 
@@ -112,7 +112,7 @@ def test_a_prompt_can_be_continued_in_any_mode(
     monkeypatch.setattr("ragkv.splice.buffer._MOST_SPARE_ROWS", 20)  # the buffer grows
     engine = make_engine()
     engine.precompute(CHUNKS, method=method)
-    outcomes = []
+    outcomes, model = [], engine.loaded.model
     for made, run in (
         (torch.no_grad, torch.no_grad),
         (torch.inference_mode, torch.no_grad),
@@ -123,7 +123,7 @@ def test_a_prompt_can_be_continued_in_any_mode(
             found = engine.prefill(PROMPT, method=method)
         with run():
             for _ in range(steps):
-                out = engine.model(torch.tensor([[5]]), **cache_argument(engine.model, found.cache))
+                out = model(torch.tensor([[5]]), **cache_argument(model, found.cache))
         outcomes.append(out.logits.detach().clone())
     for other in outcomes[1:]:
         torch.testing.assert_close(other, outcomes[0], atol=1e-4, rtol=1e-4)
@@ -133,7 +133,7 @@ def test_a_rotary_table_that_changes_is_another_model(make_engine: Make) -> None
     engine = make_engine()
     plain = engine.info.fingerprint
     engine.precompute(CHUNKS)
-    rotary = engine.model.model.rotary_emb
+    rotary = engine.loaded.model.model.rotary_emb
     rotary.inv_freq.div_(4.0)  # position interpolation by hand
     assert engine.info.fingerprint != plain
     found = engine.prefill(PROMPT, recompute_ratio=1.0)
@@ -143,8 +143,8 @@ def test_a_rotary_table_that_changes_is_another_model(make_engine: Make) -> None
     assert far(engine, engine.prefill(PROMPT, recompute_ratio=1.0)) < 1e-3
     rotary.inv_freq.mul_(4.0)
     assert engine.info.fingerprint == plain
-    engine.model.model.rotary_emb = copy.deepcopy(rotary)
-    engine.model.model.rotary_emb.inv_freq.div_(2.0)
+    engine.loaded.model.model.rotary_emb = copy.deepcopy(rotary)
+    engine.loaded.model.model.rotary_emb.inv_freq.div_(2.0)
     engine.precompute(CHUNKS)
     assert engine.info.fingerprint != plain
     found = engine.prefill(PROMPT, recompute_ratio=1.0)
@@ -169,7 +169,7 @@ def test_a_profile_is_compared_with_the_model_as_it_is(
     engine = make_engine()
     of_before = ReuseConfig(calibrated_for=engine.info.fingerprint)
     with torch.no_grad():
-        engine.model.model.layers[0].mlp.up_proj.weight.mul_(1.5)
+        engine.loaded.model.model.layers[0].mlp.up_proj.weight.mul_(1.5)
     closed: list[object] = []
     close = TieredStore.close
 

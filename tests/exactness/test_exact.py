@@ -65,7 +65,7 @@ def test_generation_at_ratio_one_is_transformers_own(make_engine: Make, method: 
     ours = engine.generate(ask(chunks), max_new_tokens=12, recompute_ratio=1.0, method=method)
     assert ours.report.tokens.recomputed > 100
     ids = torch.tensor([engine.prefill(ask(chunks), method="full").token_ids])
-    theirs = engine.model.generate(ids, max_new_tokens=12, do_sample=False)
+    theirs = engine.loaded.model.generate(ids, max_new_tokens=12, do_sample=False)
     assert ours.token_ids == theirs[0, ids.shape[1] :].tolist()
 
 
@@ -84,15 +84,15 @@ def test_generation_begins_with_the_logits_of_prefill(
     expected = [int(out.logits.argmax())]
     with torch.no_grad():
         while len(expected) < 4:
-            step = engine.model(
-                torch.tensor([expected[-1:]]), **cache_argument(engine.model, out.cache)
+            step = engine.loaded.model(
+                torch.tensor([expected[-1:]]), **cache_argument(engine.loaded.model, out.cache)
             )
             expected.append(int(step.logits[0, -1].argmax()))
     assert drawn.token_ids == expected
     assert ids.shape[1] == drawn.report.tokens.prompt
-    assert not engine.model._forward_pre_hooks
-    assert not engine.model._forward_hooks
-    assert engine.model.config._attn_implementation == "sdpa"
+    assert not engine.loaded.model._forward_pre_hooks
+    assert not engine.loaded.model._forward_hooks
+    assert engine.loaded.model.config._attn_implementation == "sdpa"
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral-window", "gemma3", "phi3"])
@@ -104,9 +104,9 @@ def test_decoding_continues_the_repaired_cache(make_engine: Make, family: str) -
     out = engine.prefill(ask(chunks), recompute_ratio=1.0)
     more = [7, 301, 44]
     with torch.no_grad():
-        ours = engine.model(torch.tensor([more]), **cache_argument(engine.model, out.cache)).logits[
-            0, -1
-        ]
+        ours = engine.loaded.model(
+            torch.tensor([more]), **cache_argument(engine.loaded.model, out.cache)
+        ).logits[0, -1]
     assert distance(ours, reference(engine, out.token_ids + more)) < TOLERANCE
 
 

@@ -164,10 +164,10 @@ def test_recurrent_models_give_the_state_that_they_keep() -> None:
         out = engine.prefill("Some words to go on")
         ids = torch.tensor([out.token_ids])
         with torch.no_grad():
-            full = engine.model(ids).logits[0, -1]
-            over = cache_argument(engine.model, out.cache)
-            more = engine.model(ids[:, :1], use_cache=True, **over).logits[0, -1]
-            both = engine.model(torch.cat([ids, ids[:, :1]], dim=1)).logits[0, -1]
+            full = engine.loaded.model(ids).logits[0, -1]
+            over = cache_argument(engine.loaded.model, out.cache)
+            more = engine.loaded.model(ids[:, :1], use_cache=True, **over).logits[0, -1]
+            both = engine.loaded.model(torch.cat([ids, ids[:, :1]], dim=1)).logits[0, -1]
         torch.testing.assert_close(out.logits, full, atol=1e-5, rtol=0)
         torch.testing.assert_close(more, both, atol=1e-5, rtol=0)
 
@@ -196,9 +196,9 @@ def test_the_fingerprint_is_that_of_the_model_as_it_is_now() -> None:
         before = engine.info.fingerprint
         assert before == engine.loaded.fingerprint.digest
         with torch.no_grad():
-            engine.model.model.layers[1].mlp.up_proj.weight.add_(0.5)
+            engine.loaded.model.model.layers[1].mlp.up_proj.weight.add_(0.5)
         assert engine.info.fingerprint not in (None, before)
-        engine.model.train()  # a cache of answers may still ask
+        engine.loaded.model.train()  # a cache of answers may still ask
         assert engine.info.fingerprint not in (None, before)
 
 

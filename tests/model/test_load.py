@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import LINEAR, SIZE, YARN, some_chunks, tiny_model, tiny_tokenizer
+from tiny import LINEAR, SIZE, YARN, saved, some_chunks, tiny_model, tiny_tokenizer
 from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig
 
 from ragkv import RagKV
@@ -30,7 +30,7 @@ def test_a_dtype_given_beside_a_loaded_model_is_that_of_loading_in_it(tmp_path: 
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
     cast = opened(AutoModelForCausalLM.from_pretrained(tmp_path), tokenizer, dtype="bfloat16")
     whole = opened(loaded, tokenizer)
-    assert cast.model.dtype == torch.bfloat16
+    assert cast.loaded.model.dtype == torch.bfloat16
     assert cast.info.fingerprint == whole.info.fingerprint
     prompt = "\n".join(some_chunks(3))
     logits = [engine.prefill(prompt, method="full").logits for engine in (cast, whole)]
@@ -85,7 +85,7 @@ def test_a_model_that_is_refused_stays_as_it_was() -> None:
         opened(model, tiny_tokenizer(), dtype="bfloat16")
     assert model.dtype == torch.float32
     full = opened(model, tiny_tokenizer(), dtype="bfloat16", on_unsupported="full")
-    assert full.model.dtype == torch.bfloat16
+    assert full.loaded.model.dtype == torch.bfloat16
 
 
 def test_a_model_changes_its_dtype_between_requests_not_within_one() -> None:
@@ -116,8 +116,7 @@ def test_a_tokenizer_of_another_type_is_refused() -> None:
 
 
 def test_a_model_file_that_is_cut_is_no_raw_error(tmp_path: Path) -> None:
-    tiny_model().save_pretrained(tmp_path)
-    tiny_tokenizer().save_pretrained(tmp_path)
+    saved(tmp_path)
     weights = next(tmp_path.glob("*.safetensors"))
     weights.write_bytes(weights.read_bytes()[:5000])
     with pytest.raises(RagKVError, match="Cannot load") as caught:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
-import time
 
 import pytest
+from served import until
 
 from ragkv.model import lock as module
 from ragkv.model.lock import ModelLock
@@ -76,11 +76,10 @@ def test_the_model_is_used_by_one_thread_at_a_time() -> None:
 
 
 def test_long_work_lets_those_who_wait_go_first() -> None:
-    lock, waits = ModelLock(), threading.Event()
+    lock = ModelLock()
     order: list[str] = []
 
     def ask() -> None:
-        waits.set()
         with lock:
             order.append("request")
 
@@ -90,8 +89,7 @@ def test_long_work_lets_those_who_wait_go_first() -> None:
             order.append("step")
             if step == 100:
                 thread.start()
-                assert waits.wait(10)
-                time.sleep(0.05)
+                until(lock.is_wanted)
     thread.join()
     assert order.index("request") == 101
 
@@ -101,7 +99,7 @@ def test_long_work_inside_a_request_waits_for_nobody() -> None:
     thread = threading.Thread(target=lock.acquire, daemon=True)
     with lock:
         thread.start()
-        time.sleep(0.05)  # it waits
+        until(lock.is_wanted)
         with lock:
             pass
     thread.join(10)

@@ -62,11 +62,11 @@ def test_what_weights_tiers_and_a_pass_leave(kv, monkeypatch):
     loaded = kv.loaded
     taken = pass_bytes(loaded, 1000)
     monkeypatch.setattr(memory, "total_bytes", lambda _: 20 * GB)
-    weights = sum(weight.nbytes for weight in kv.model.parameters())
+    weights = sum(weight.nbytes for weight in kv.loaded.model.parameters())
     left = room_for_kv(loaded, 1000, running=GB, tiers=3 * GB)
     assert left == (17 * GB - weights - taken) // 2  # the others' part of the machine is theirs
     a_gpu(monkeypatch)
-    there = SimpleNamespace(device=CUDA, model=kv.model, dtype=loaded.dtype)
+    there = SimpleNamespace(device=CUDA, model=kv.loaded.model, dtype=loaded.dtype)
     there.architecture = loaded.architecture
     assert room_for_kv(there, 1000, running=5 * GB, tiers=3 * GB) == 67 * GB - pass_bytes(
         there, 1000
@@ -88,7 +88,7 @@ def test_a_request_waits_where_the_default_has_no_room(kv, monkeypatch):
         seen.append((tokens, running, tiers))
         return running
 
-    monkeypatch.setattr("ragkv.engine.requests.room_for_kv", none)
+    monkeypatch.setattr("ragkv.schedule.requests.room_for_kv", none)
     row = kv.loaded.architecture.values_per_token * 4
     with requests.turn(kv.loaded, tokens=70) as first:
         first.prefilled()

@@ -31,7 +31,7 @@ NO_TREE = StoreConfig(":memory:", history_bytes=0)
 @pytest.fixture
 def kv(make_engine: Make) -> RagKV:
     engine = make_engine(store=NO_TREE)
-    engine.model.generation_config.eos_token_id = None
+    engine.loaded.model.generation_config.eos_token_id = None
     engine.precompute(CHUNKS)
     return engine
 
@@ -104,7 +104,7 @@ def test_ingestion_and_full_prefill(kv: RagKV, monkeypatch: Patch) -> None:
         lambda: kv.precompute(["Another one."], sink="Behind this"),
         lambda: kv.generate("No chunk in it", max_new_tokens=3),
         lambda: kv.generate(PROMPT, method="full", max_new_tokens=3),
-        lambda: KeyProbe(kv.model),
+        lambda: KeyProbe(kv.loaded.model),
     ):
         with pytest.raises(UnsupportedModelError, match="instead of"):
             wrong()
@@ -135,12 +135,12 @@ def test_ordinary_steps_of_a_device(kv: RagKV, monkeypatch: Patch) -> None:
 
 @pytest.mark.parametrize("method", ["query", "full"])
 def test_the_loop_of_generate(kv: RagKV, method: str, monkeypatch: Patch) -> None:
-    generate = kv.model.generate
+    generate = kv.loaded.model.generate
 
     def without(*args: Any, custom_generate: object, **given: Any) -> Any:
         return generate(*args, **given)
 
-    monkeypatch.setattr(kv.model, "generate", without)
+    monkeypatch.setattr(kv.loaded.model, "generate", without)
     with pytest.raises(UnsupportedModelError, match="ragkv's loop"):
         kv.generate(PROMPT, method=method, max_new_tokens=3)
 

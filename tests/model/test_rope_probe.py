@@ -140,6 +140,6 @@ def test_layer_zero_keys_are_those_of_the_place_where_they_are_put(
         engine.precompute(chunks)
         out = engine.prefill(ask(chunks), method="reuse")
         with torch.no_grad():
-            cache = cache_in(engine.model(torch.tensor([out.token_ids]), use_cache=True))
+            cache = cache_in(engine.loaded.model(torch.tensor([out.token_ids]), use_cache=True))
         keys = out.cache.layer(0)[0][:, : len(out.token_ids)]
         torch.testing.assert_close(keys, cache.layers[0].keys[0], atol=2e-5, rtol=1e-4)

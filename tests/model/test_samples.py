@@ -86,7 +86,7 @@ def test_nothing_of_the_old_weights_is_used(make_engine: Make, part: str, method
     for _ in range(2):
         kv.generate(PROMPT, **settings)
         kv.wait()
-    weight = next(weight for name, weight in kv.model.named_parameters() if part in name)
+    weight = next(weight for name, weight in kv.loaded.model.named_parameters() if part in name)
     merge(weight)
     answer = kv.generate(PROMPT, on_miss="skip", **settings)
     report = answer.report

@@ -159,7 +159,7 @@ def test_a_long_answer_keeps_one_buffer(make_engine: Callable[..., RagKV]) -> No
     length, capacity = out.cache.get_seq_length(), out.cache.keys.shape[2]
     fresh = torch.tensor([[5] * (capacity - length + 1)])
     with torch.no_grad():
-        kv.model(fresh, **cache_argument(kv.model, out.cache), use_cache=True)
+        kv.loaded.model(fresh, **cache_argument(kv.loaded.model, out.cache), use_cache=True)
     assert out.cache.get_seq_length() == capacity + 1
     assert out.cache.keys.shape[2] >= capacity + 256
     for index, (keys, values) in enumerate(before):
@@ -188,7 +188,7 @@ def test_a_closed_engine_lets_go_of_its_model() -> None:
     kv.precompute([A, B])
     kv.generate(PROMPT, max_new_tokens=2, method="query")
     kv.prefill(PROMPT, method="cacheblend")
-    model = weakref.ref(kv.model)
+    model = weakref.ref(kv.loaded.model)
     gc.collect()
     gc.disable()
     try:

@@ -47,7 +47,7 @@ def test_a_wrapped_model_answers_as_the_one_inside(name: str) -> None:
     model = tiny_model()
     given = WRAPPERS[name](model)
     with RagKV(given, tiny_tokenizer(), store=":memory:", dtype="bfloat16") as kv:
-        assert kv.model is model
+        assert kv.loaded.model is model
         assert model.dtype == torch.bfloat16
         assert kv.generate(PROMPT, max_new_tokens=2).token_ids
 

@@ -40,10 +40,11 @@ WALLS = {
     "select": "attend chunk config errors model prompt splice store",
     "recompute": "attend model prompt select splice",
     "decode": "answer attend config errors model prompt recompute splice",
+    "schedule": "decode errors model",
     "explain": "prompt report retrieve splice",
     "ingest": "chunk errors model prompt report store",
     "engine": "answer attend chunk config decode errors explain history ingest model prompt recompute "
-    "report retrieve select splice store",
+    "report retrieve schedule select splice store",
     "workers": "answer config engine errors ingest report",
     "serve": "answer config engine errors ingest prompt report retrieve select",
     "cli": "config engine errors ingest model prompt report serve store workers",
@@ -291,7 +292,9 @@ def test_the_api_page_has_what_users_import_and_nothing_else():
         "Scene",
         "Scored",
         "StagedSearch",
-        "decode_by_vllm",
+        "VllmDecoder",
+        "default_model_folder",
+        "default_model_gguf",
         "page",
     }
     for path in classes:

@@ -117,7 +117,7 @@ def test_answers_are_those_of_passes_made_by_hand(
     """More tokens than the buffer has spare rows for: it grows in the midst of it."""
     monkeypatch.setattr("ragkv.splice.buffer._MOST_SPARE_ROWS", 20)
     engine = make_engine(family)
-    engine.model.generation_config.eos_token_id = None
+    engine.loaded.model.generation_config.eos_token_id = None
     engine.precompute(UNEVEN)
     count = 270 if family == "llama" else 24
     lookup = CopyLookup(3, RARE, 30, 20)
@@ -133,8 +133,8 @@ def test_answers_are_those_of_passes_made_by_hand(
     report = answer.report
     tokens = report.tokens.sink + report.tokens.reused + report.tokens.recomputed
     assert tokens + report.tokens.fresh == report.tokens.prompt
-    assert not engine.model._forward_pre_hooks
-    assert not engine.model._forward_hooks
+    assert not engine.loaded.model._forward_pre_hooks
+    assert not engine.loaded.model._forward_hooks
 
 
 def test_what_was_drawn_brings_the_answer_nearer_to_full_attention(make_engine: Make) -> None:
@@ -197,7 +197,7 @@ def test_drafts_change_nothing_that_is_repaired(seed: int) -> None:
 @pytest.mark.parametrize("family", ["llama", "gemma3"])
 def test_answers_are_the_same_with_drafts(make_engine: Make, family: str) -> None:
     engine = make_engine(family, store=StoreConfig(":memory:", history_bytes=0))
-    engine.model.generation_config.eos_token_id = None
+    engine.loaded.model.generation_config.eos_token_id = None
     engine.precompute(UNEVEN)
     settings = {"recompute_ratio": RATIO, "max_new_tokens": 200}
     one, several = (engine.generate(PROMPT, drafts=each, **settings) for each in (False, True))

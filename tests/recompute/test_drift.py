@@ -102,7 +102,7 @@ def compare(engine: RagKV, stale: Prefilled, out: Prefilled, stretch: int) -> in
     moved_rows = 0
     # tokens between the chunks have no entry, and count for nothing
     chunks = stale.report.chunks
-    for layer in range(engine.model.config.num_hidden_layers):
+    for layer in range(engine.loaded.model.config.num_hidden_layers):
         bounded = shortened(engine, stale, out, layer)
         for number, chunk in enumerate(chunks):
             places = [

@@ -31,7 +31,7 @@ def plain_scores(engine: RagKV, chunk: str) -> np.ndarray:
     head = tokenizer(engine.sink_from([{"role": "user", "content": "{x}"}]))["input_ids"]
     body, tail = tokenizer(chunk)["input_ids"], tokenizer(QUERY)["input_ids"]
     with torch.no_grad():
-        out = engine.model(torch.tensor([head + body + tail]), output_attentions=True)
+        out = engine.loaded.model(torch.tensor([head + body + tail]), output_attentions=True)
     weights = out.attentions[-1][0, :, -len(tail) :, len(head) : len(head) + len(body)]
     return weights.mean(dim=(0, 1)).numpy()
 
@@ -43,7 +43,7 @@ def calls_of(engine: RagKV) -> list[int]:
     def count(_: object, __: object, given: dict[str, torch.Tensor]) -> None:
         rows.append(given["input_ids"].shape[1])
 
-    engine.model.register_forward_pre_hook(count, with_kwargs=True)
+    engine.loaded.model.register_forward_pre_hook(count, with_kwargs=True)
     return rows
 
 

@@ -179,7 +179,7 @@ def test_a_stop_text_ends_the_answer(warm):
 
 def test_the_end_is_ignored_on_request(warm, kv):
     first = kv.generate(ask(CHUNKS), max_new_tokens=1).token_ids
-    kv.model.generation_config.eos_token_id = first
+    kv.loaded.model.generation_config.eos_token_id = first
     assert warm.post(CHAT, json=chat()).json()["choices"][0]["finish_reason"] == "stop"
     asked = chat(ignore_eos=True, sparse="auto")
     (choice,) = warm.post(CHAT, json=asked).json()["choices"]
@@ -316,6 +316,6 @@ def test_each_retrieved_chunk_is_accounted_for(client, kv, stream):
     assert set(found) == {"case", "absent", "left_out"}
     assert found["case"]["chunk"] == CHUNKS[1][:80]
     assert found["absent"]["stored_next"]
-    assert "the same case in both" in found["case"]["mend"]
+    assert "in the same case" in found["case"]["mend"]
     other = client.post(CHAT, json={**body, "ragkv": {"report": True}, "stream": False}).json()
     assert not any(miss["reason"] == "left_out" for miss in other["ragkv"]["misses"])

@@ -11,7 +11,7 @@ from ragkv import Completion, RagKV
 def reference(engine: RagKV, ids: list[int]) -> torch.Tensor:
     """Return the logits after these tokens by the model itself, ``[vocab]`` float32."""
     with torch.no_grad():
-        logits: torch.Tensor = engine.model(torch.tensor([ids])).logits[0, -1].float()
+        logits: torch.Tensor = engine.loaded.model(torch.tensor([ids])).logits[0, -1].float()
     return logits
 
 

@@ -15,7 +15,7 @@ from tiny import some_chunks
 from transformers.cache_utils import DynamicCache
 
 from ragkv import Completion, RagKV, ReuseConfig
-from ragkv.engine import healing, pipeline
+from ragkv.engine import healing, planner
 from ragkv.engine.plan import Plan
 from ragkv.history.node import EXACT
 from ragkv.history.tree import ComputedPrompt, PrefixTree
@@ -55,7 +55,7 @@ def full(engine: RagKV, ids: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Ten
     cache = DynamicCache()
     with torch.no_grad():
         given = torch.tensor(np.asarray(ids)[None].astype(np.int64))
-        out = engine.model(given, **cache_argument(engine.model, cache))
+        out = engine.loaded.model(given, **cache_argument(engine.loaded.model, cache))
     parts = ([getattr(layer, part)[0] for layer in cache.layers] for part in ("keys", "values"))
     return out.logits[0, -1].float(), *map(torch.stack, parts)
 
@@ -128,7 +128,7 @@ class Left:
 @pytest.fixture
 def left(monkeypatch: pytest.MonkeyPatch) -> list[Left]:
     found, plans = list[Left](), list[Plan]()
-    left_rows, add = pipeline.left_rows, PrefixTree.add
+    left_rows, add = planner.left_rows, PrefixTree.add
 
     def kept(request: Any, plan: Plan, *given: Any, **more: Any) -> ComputedPrompt | None:
         plans.append(plan)
@@ -139,7 +139,7 @@ def left(monkeypatch: pytest.MonkeyPatch) -> list[Left]:
         found.append(Left(plans[-1], new.ids, new.freshness, both))
         add(tree, new)
 
-    monkeypatch.setattr(pipeline, "left_rows", kept)
+    monkeypatch.setattr(planner, "left_rows", kept)
     monkeypatch.setattr(PrefixTree, "add", added)
     return found
 

@@ -20,7 +20,7 @@ class Pause:
         self.layer, self.thread = layer, thread
         self.reached, self.go = threading.Event(), threading.Event()
         self.seen: list[tuple[bool, int]] = []
-        for index, each in enumerate(backbone_of(engine.model).layers):
+        for index, each in enumerate(backbone_of(engine.loaded.model).layers):
             each.register_forward_pre_hook(partial(self._before, index))
 
     def _before(self, index: int, *_: object) -> None:

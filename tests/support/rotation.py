@@ -16,7 +16,7 @@ def turned(engine: RagKV, layer: int, keys: torch.Tensor, place: int, sign: int)
     architecture = engine.loaded.architecture
     assert architecture is not None
     table = architecture.rope_kinds[layer].table
-    cos, sin = _angles(engine.model.model.rotary_emb, table, place, keys.dtype)
+    cos, sin = _angles(engine.loaded.model.model.rotary_emb, table, place, keys.dtype)
     size = cos.square() + sin.square()  # yarn's tables are longer than one
     if sign < 0:
         cos, sin = cos / size, -sin / size

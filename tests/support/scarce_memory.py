@@ -112,10 +112,10 @@ def counted_buffers(monkeypatch: pytest.MonkeyPatch) -> Buffers:
 
 def state_of(kv: RagKV) -> dict[str, object]:
     """Return what no failed call may change."""
-    loaded, modules = kv.loaded, list(kv.model.modules())
-    fast = _patches_of(kv.model)
+    loaded, modules = kv.loaded, list(kv.loaded.model.modules())
+    fast = _patches_of(kv.loaded.model)
     return {
-        "attention": kv.model.config._attn_implementation,
+        "attention": kv.loaded.model.config._attn_implementation,
         "passes": len(interface._running.passes),
         "hooks": sum(len(m._forward_pre_hooks) + len(m._forward_hooks) for m in modules),
         "replaced": [type(m).__name__ for m in modules if "forward" in vars(m)],

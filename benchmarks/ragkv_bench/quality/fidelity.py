@@ -60,7 +60,7 @@ class Fidelity:
 
 def _end_tokens(kv: RagKV) -> frozenset[int]:
     """Return the end-of-sequence tokens of the generation configuration and the tokenizer."""
-    found = getattr(kv.model.generation_config, "eos_token_id", None)
+    found = getattr(kv.loaded.model.generation_config, "eos_token_id", None)
     ids = found if isinstance(found, list) else [found, kv.tokenizer.eos_token_id]
     return frozenset(token for token in ids if token is not None)
 
@@ -141,6 +141,6 @@ def _fed(
             return list(subset_forward(require_reusable(kv.loaded), subset))
     ids = torch.tensor([list(tokens)], device=device)
     positions = torch.from_numpy(fed).to(device)[None]
-    given = cache_argument(kv.model, cache)
-    out = kv.model(input_ids=ids, position_ids=positions, use_cache=True, **given)
+    given = cache_argument(kv.loaded.model, cache)
+    out = kv.loaded.model(input_ids=ids, position_ids=positions, use_cache=True, **given)
     return list(out.logits[0].float())

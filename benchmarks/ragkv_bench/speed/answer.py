@@ -123,7 +123,7 @@ def _measure(
         if get_method(method).uses_chunks:
             kv.precompute(trace.chunks, method=method, sink=trace.sink)
     for asked, ids in zip(trace.prompts, trace.ids, strict=True):
-        full.append(transformers_answer(kv.model, [ids], count))
+        full.append(transformers_answer(kv.loaded.model, [ids], count))
         for setting, times in own.items():
             times.append(_answer(kv, trace, asked, setting, count))
         bar.update()

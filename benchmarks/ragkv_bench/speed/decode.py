@@ -127,7 +127,7 @@ class _Prompt:
             loaded,
             self.ids,
             self.cache,
-            lambda: self.logits,
+            self.logits,
             sparse=blocks,
             prefilled=end_openmp_threads,
         )

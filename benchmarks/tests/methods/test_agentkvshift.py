@@ -111,7 +111,7 @@ def test_every_chunk_has_its_share_of_probes(make_engine: Make, family: str, rat
 def test_the_others_follow_their_chunks_mean(make_engine: Make, family: str) -> None:
     got = run(make_engine, family, 0.1 if family in WINDOWED else 0.3)
     far = distances(got, family)
-    layers = got.engine.model.config.num_hidden_layers
+    layers = got.engine.loaded.model.config.num_hidden_layers
     assert layers > 2
     moved = 0
     for kind in (KEYS, VALUES):

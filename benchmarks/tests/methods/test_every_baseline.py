@@ -29,7 +29,7 @@ def test_ratio_one_is_full_prefill_and_shares_rise(
     assert shares == pytest.approx(ratios, abs=0.01)
     assert outs[1].report.chunks[0].recomputed == 0  # it is exact
     with torch.no_grad():
-        full = engine.model(torch.tensor([outs[-1].token_ids])).logits[0, -1]
+        full = engine.loaded.model(torch.tensor([outs[-1].token_ids])).logits[0, -1]
     torch.testing.assert_close(outs[-1].logits, full, atol=5e-5, rtol=1e-4)
 
 

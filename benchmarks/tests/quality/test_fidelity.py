@@ -23,7 +23,7 @@ def _plain(kv, ids):
     """Greedy answer by whole forward passes: no cache, no mask, nothing of ours."""
     ids, answer, rows = list(ids), [], []
     for _ in range(16):
-        rows.append(kv.model(torch.tensor([ids])).logits[0, -1].double().log_softmax(-1))
+        rows.append(kv.loaded.model(torch.tensor([ids])).logits[0, -1].double().log_softmax(-1))
         answer.append(int(rows[-1].argmax()))
         ids.append(answer[-1])
         if answer[-1] == kv.tokenizer.eos_token_id:
@@ -61,12 +61,11 @@ def test_kl_and_agreement_are_those_of_their_definition(make_engine):
     against = reference(kv, kv.prefill(PROMPT, method="full"), tokens=5)
     assert len(against.token_ids) == 5
     reused = kv.prefill(PROMPT, method="reuse")
-    rows = [reused.logits]
+    rows, model = [reused.logits], kv.loaded.model
     with torch.inference_mode():  # one token at a time, through the cache alone
         for token in against.token_ids[:-1]:
-            out = kv.model(
-                torch.tensor([[token]]), **cache_argument(kv.model, reused.cache), use_cache=True
-            )
+            over = cache_argument(model, reused.cache)
+            out = model(torch.tensor([[token]]), **over, use_cache=True)
             rows.append(out.logits[0, -1])
     q = torch.stack(rows).double().softmax(-1)
     p = against.log_probs.exp()
@@ -94,7 +93,7 @@ def test_the_reference_ends_with_the_end_of_text(make_engine, monkeypatch):
     tokens = reference(kv, kv.prefill(PROMPT, method="full")).token_ids
     assert len(tokens) == 16
     for ends in (tokens[2], [599, tokens[2]]):
-        monkeypatch.setattr(kv.model.generation_config, "eos_token_id", ends)
+        monkeypatch.setattr(kv.loaded.model.generation_config, "eos_token_id", ends)
         short = reference(kv, kv.prefill(PROMPT, method="full"))
         assert short.token_ids == tokens[: tokens.index(tokens[2]) + 1]
         assert len(short.log_probs) == len(short.token_ids)

@@ -83,7 +83,7 @@ def test_transformers_decodes_without_the_prompt(kv):
     seen, asked = [], [_prompt(kv.loaded, IDS, 20, 64) for _ in range(2)]
     assert torch.equal(asked[0].cache.keys[:, :, 192:200], asked[0].cache.keys[:, :, :8])
     note = lambda _, __, named: seen.append(tuple(named["input_ids"].shape))  # noqa: E731
-    hook = kv.model.register_forward_pre_hook(note, with_kwargs=True)
+    hook = kv.loaded.model.register_forward_pre_hook(note, with_kwargs=True)
     assert _transformers(kv.loaded, asked, 6) > 0
     hook.remove()
     assert seen == [(2, 1)] * 6

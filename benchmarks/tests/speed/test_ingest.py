@@ -31,7 +31,7 @@ def test_both_see_the_same_tokens_and_nothing_is_left(
     def note(_: object, given: tuple[object, ...], named: dict[str, torch.Tensor]) -> None:
         seen.append(tuple(named["input_ids"].shape))
 
-    hook = engine.model.register_forward_pre_hook(note, with_kwargs=True)
+    hook = engine.loaded.model.register_forward_pre_hook(note, with_kwargs=True)
     found = bench_ingest(engine.loaded, chunks=3, chunk_tokens=50, rounds=2)
     hook.remove()
     assert abs(found["tokens"] - 150) <= 3

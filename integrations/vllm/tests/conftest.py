@@ -9,7 +9,7 @@ import pytest
 from served import CHUNKS
 from tiny import tiny_model
 from vllm_over_http import StandIn, running
-from vllm_ragkv.decoder import decode_by_vllm
+from vllm_ragkv.decoder import VllmDecoder
 from vllm_ragkv.server import VllmServer
 
 from ragkv import RagKV
@@ -22,14 +22,16 @@ def vllm(tmp_path) -> StandIn:
 
 @pytest.fixture
 def connect(vllm) -> Iterator[Callable[..., VllmServer]]:
-    """Return ``connect(*engines, **limits)``: the stand-in decodes for them."""
+    """Return ``connect(*engines, **limits)``: from now on the stand-in decodes for them."""
     with ExitStack() as stack:
 
         def make(*engines: RagKV, **limits: float) -> VllmServer:
             url = stack.enter_context(running(vllm))
-            server = decode_by_vllm(*engines, url=url, folder=vllm.folder, **limits)
-            stack.callback(server.close)
-            return server
+            decoder = VllmDecoder(url, vllm.folder, **limits)
+            stack.callback(decoder.close)
+            for engine in engines:
+                engine._decoder = decoder
+            return decoder.server
 
         yield make
 

@@ -8,7 +8,7 @@ from served import CHAT, CHUNKS, chat, events, refused, until
 from tiny import ask, tiny_model, tiny_tokenizer
 from typer.testing import CliRunner
 from vllm_over_http import running
-from vllm_ragkv.decoder import decode_by_vllm
+from vllm_ragkv.decoder import VllmDecoder
 from vllm_ragkv.handover import HandOverFolder
 
 from ragkv.cli import serve
@@ -54,9 +54,10 @@ def test_vllm_computes_what_it_cannot_load(kv, vllm, connect, monkeypatch, reaso
     assert [path.name for path in vllm.folder.iterdir()] == ["secret"]
 
 
-def test_a_vllm_that_is_down_is_waited_for(kv, connect, tmp_path, monkeypatch):
+def test_a_vllm_that_is_down_is_waited_for(make_engine, connect, tmp_path, monkeypatch):
     monkeypatch.setattr("ragkv.serve.service._PAUSE_S", 0.01)
-    down = decode_by_vllm(kv, url="http://127.0.0.1:9", folder=tmp_path / "kv")
+    down = VllmDecoder("http://127.0.0.1:9", tmp_path / "kv")
+    kv = make_engine(layers=2, decoder=down)
     with client(kv) as http:
         refused(http.get("/health"), 503, code="starting")
         response = http.post(CHAT, json=chat())
@@ -167,4 +168,4 @@ def test_settings_that_vllm_lacks_are_refused_over_http(kv, connect):
     with client(kv) as http:
         assert "sparse" in refused(http.post(CHAT, json=chat(sparse="auto")), 400)
     with pytest.raises(ConfigError, match="address"):
-        decode_by_vllm(url="localhost:8001", folder=connect().folder.path)
+        VllmDecoder("localhost:8001", connect().folder.path)

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 from tiny import ask
-from vllm_ragkv.decoder import decode_by_vllm
+from vllm_ragkv.decoder import VllmDecoder
 from vllm_server import VERSIONS, VLLM, installed_python
 
 from ragkv import RagKV
@@ -46,13 +46,13 @@ def server(request, tmp_path_factory):
 @pytest.fixture(scope="module")
 def engines(server):
     alone = RagKV(store=":memory:", dtype="float32")
-    remote = RagKV(alone.loaded, store=":memory:")
-    at = decode_by_vllm(remote, url=f"http://127.0.0.1:{server.port}", folder=server.folder)
+    decoder = VllmDecoder(f"http://127.0.0.1:{server.port}", server.folder)
+    remote = RagKV(alone.loaded, store=":memory:", decoder=decoder)
     with alone, remote:
         for kv in (alone, remote):
             kv.precompute(CHUNKS)
         yield alone, remote
-        at.close()
+    decoder.close()
 
 
 @pytest.mark.parametrize("ratio", [0.2, 1.0])

@@ -8,14 +8,12 @@ import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from concurrent.futures import CancelledError
 from contextlib import aclosing, closing, suppress
-from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
 
 import torch
 
-from ragkv import RagKV
 from ragkv.answer.completion import FinishReason, TokenLogprobs
 from ragkv.config import DecodeConfig
 from ragkv.decode.generate import Drawn, within_max_length
@@ -34,13 +32,10 @@ _log = logging.getLogger(__name__)
 _POLL_S = 0.05
 
 
-def decode_by_vllm(
-    *engines: RagKV,
-    url: str = "http://127.0.0.1:8001",
-    folder: Path | None = None,
-    most_bytes: int | None = None,
-) -> VllmServer:
-    """Let a vLLM decode the answers of engines over one model; return it, to be closed after them.
+class VllmDecoder:
+    """A vLLM that decodes answers: ``RagKV(model, decoder=VllmDecoder(url))``.
+
+    It can serve several engines over one model. Close it after them.
 
     Parameters
     ----------
@@ -56,15 +51,24 @@ def decode_by_vllm(
     ConfigError
         ``url`` is no address, or other users can enter the folder.
     """
-    handovers = HandOverFolder(folder or default_folder(), most_bytes=most_bytes)
-    server = VllmServer(url, handovers, os.environ.get("VLLM_API_KEY"))
-    for engine in engines:
-        engine.decoder = partial(VllmAnswer, server, engine.namespace)
-    return server
+
+    def __init__(
+        self, url: str, folder: Path | None = None, *, most_bytes: int | None = None
+    ) -> None:
+        handovers = HandOverFolder(folder or default_folder(), most_bytes=most_bytes)
+        self.server = VllmServer(url, handovers, os.environ.get("VLLM_API_KEY"))
+
+    def __call__(self, loaded: LoadedModel, namespace: str, decode: DecodeConfig) -> VllmAnswer:
+        """Begin an answer; ConfigError for settings that vLLM lacks."""
+        return VllmAnswer(self.server, namespace, loaded, decode)
+
+    def close(self) -> None:
+        """End its answers; later requests raise ClosedError."""
+        self.server.close()
 
 
 class VllmAnswer:
-    """One answer that vLLM decodes: a :class:`~ragkv.engine.remote.RemoteAnswer`."""
+    """One answer that vLLM decodes: a :class:`~ragkv.engine.request.RemoteAnswer`."""
 
     def __init__(
         self, server: VllmServer, namespace: str, loaded: LoadedModel, decode: DecodeConfig

@@ -284,15 +284,19 @@ class ReadAhead:
         Decode the layers; False: a device decodes them.
     """
 
-    def __init__(self, entries: Sequence[LazyKV], *, decoded: bool = True) -> None:
-        self._entries = entries
+    def __init__(self, *, decoded: bool = True) -> None:
         self._decoded = decoded
+        self._entries: Sequence[LazyKV] = []
         self._stopped = False
         self._thread: threading.Thread | None = None
 
-    def start(self) -> None:
-        """Start the thread, unless it runs or there is nothing to load."""
-        if self._thread is None and self._entries:
+    def start(self, entries: Sequence[LazyKV]) -> None:
+        """Load these entries in place of any others; loading that runs already goes on."""
+        if entries == self._entries:
+            return
+        self.stop()
+        self._entries, self._stopped = entries, False
+        if entries:
             self._thread = threading.Thread(target=self._run, name="ragkv-read-ahead", daemon=True)
             self._thread.start()
 

@@ -37,8 +37,8 @@ def test_nothing_waits_while_a_pass_is_handed_over(make_engine: Make, family: st
         waited.append(list(second_device.waits))
 
     hooks = [
-        engine.model.register_forward_pre_hook(before),
-        engine.model.register_forward_hook(after, always_call=True),
+        engine.loaded.model.register_forward_pre_hook(before),
+        engine.loaded.model.register_forward_hook(after, always_call=True),
     ]
     for method in ("query", "epic", "reuse"):
         engine.prefill(PROMPT, method=method, recompute_ratio=0.3)

@@ -286,7 +286,7 @@ def test_a_sink_needs_a_template_with_a_variable(template):
 def pipe(**settings):
     return pipeline(
         "text-generation",
-        model=engine().model,
+        model=engine().loaded.model,
         tokenizer=engine().tokenizer,
         **{"max_new_tokens": 12, "do_sample": False, "return_full_text": False, **settings},
     )

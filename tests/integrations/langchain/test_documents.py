@@ -213,7 +213,7 @@ def test_an_object_that_made_its_engine_can_be_made_again_from_its_fields(folder
 
 def test_loading_options_without_a_name_are_of_the_embedded_model():
     llm = ChatRagKV.from_model_id(store=":memory:", model_kwargs={"dtype": torch.bfloat16})
-    assert llm.kv.model.dtype == torch.bfloat16
+    assert llm.kv.loaded.model.dtype == torch.bfloat16
     with pytest.raises(ModelNotFoundError):
         ChatRagKV.from_model_id("no/such-model", model_kwargs={"dtype": torch.bfloat16})
 

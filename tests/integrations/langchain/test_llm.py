@@ -35,7 +35,7 @@ def engine(family="llama"):
 def ordinary(family="llama", **settings):
     given = {"max_new_tokens": 12, "do_sample": False, "return_full_text": False, **settings}
     kv = engine(family)
-    made = pipeline("text-generation", model=kv.model, tokenizer=kv.tokenizer, **given)
+    made = pipeline("text-generation", model=kv.loaded.model, tokenizer=kv.tokenizer, **given)
     return HuggingFacePipeline(pipeline=made, batch_size=1)
 
 

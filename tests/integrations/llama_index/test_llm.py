@@ -50,7 +50,7 @@ def make(kv, **kwargs):
 
 
 def huggingface(kv, **kwargs):
-    return HuggingFaceLLM(model=kv.model, tokenizer=kv.tokenizer, **SIZE, **GREEDY, **kwargs)
+    return HuggingFaceLLM(model=kv.loaded.model, tokenizer=kv.tokenizer, **SIZE, **GREEDY, **kwargs)
 
 
 def test_it_takes_every_argument_of_huggingface_llm_in_the_same_order():
@@ -90,11 +90,11 @@ def test_stopping_ids_end_the_answer_as_in_huggingface_llm(kv):
     ids = make(kv, recompute_ratio=1).complete(PROMPT).raw["token_ids"]
     stop = [next(token for token in ids[3:] if token not in ids[:3])]
     theirs = huggingface(kv, stopping_ids=stop).complete(PROMPT)
-    before = kv.model.generation_config.eos_token_id
+    before = kv.loaded.model.generation_config.eos_token_id
     ours = make(kv, recompute_ratio=1, stopping_ids=stop).complete(PROMPT)
     assert ours.raw["token_ids"] == ids[: ids.index(stop[0]) + 1]
     assert ours.text == theirs.text
-    assert kv.model.generation_config.eos_token_id == before, "the model is left as it was"
+    assert kv.loaded.model.generation_config.eos_token_id == before, "the model is left as it was"
 
 
 def test_chat_at_ratio_1_gives_the_text_of_huggingface_llm(kv):
@@ -127,7 +127,7 @@ def test_no_second_bos(make_engine):
     tokenizer = with_bos()
     kv = make_engine()
     plain = len(tokenizer(PROMPT)["input_ids"])
-    with RagKV(kv.model, tokenizer, store=":memory:") as engine:
+    with RagKV(kv.loaded.model, tokenizer, store=":memory:") as engine:
         llm = RagKVLLM(kv=engine, **SIZE)
         assert llm.complete(PROMPT).additional_kwargs["tokens"]["prompt"] == plain
         assert llm.complete("<|bos|>" + PROMPT).additional_kwargs["tokens"]["prompt"] == plain
@@ -291,7 +291,7 @@ def test_an_llm_makes_its_own_engine(make_engine, folder):
         model_kwargs={"attn_implementation": "eager"},
         device_map="cpu",
     )
-    assert by_kwargs.kv.model.config._attn_implementation == "eager"
+    assert by_kwargs.kv.loaded.model.config._attn_implementation == "eager"
     assert by_kwargs.sink.startswith("Context information is below.")
 
 
@@ -367,7 +367,7 @@ def test_it_can_be_printed(kv):
 
 def test_what_it_writes_it_loads_again():
     llm = RagKVLLM(store=":memory:", model_kwargs={"dtype": torch.bfloat16}, **SIZE)
-    assert llm.kv.model.dtype == torch.bfloat16
+    assert llm.kv.loaded.model.dtype == torch.bfloat16
     plain = RagKVLLM(store=":memory:", tokenizer_kwargs={"padding_side": "left"}, **SIZE)
     assert plain.kv.tokenizer.padding_side == "left"
     left_out = {"store": ":memory:", "tokenizer_kwargs": {"padding_side": "left"}}

@@ -188,7 +188,7 @@ def test_a_loaded_model_travels_by_its_name(folder, tmp_path):
     step = pickle.loads(pickle.dumps(RagKVTransform(llm=llm)))
     assert step._source.engine is None
     step(nodes(2))
-    assert step._source.engine.model.dtype == torch.float64
+    assert step._source.engine.loaded.model.dtype == torch.float64
     assert all(llm.kv.contains(read(node)) for node in nodes(2))
     step._source.engine.close()
     llm.kv.close()
@@ -233,7 +233,7 @@ def test_a_second_run_that_skips_the_step_loses_nothing(make_engine, tmp_path):
     pipeline.persist(str(tmp_path / "pipeline"))
     kv.close()
 
-    with RagKV(kv.model, kv.tokenizer, store=tmp_path / "store") as engine:
+    with RagKV(kv.loaded.model, kv.tokenizer, store=tmp_path / "store") as engine:
         llm = RagKVLLM(kv=engine, **SIZE)
         again = IngestionPipeline(
             transformations=[splitter(), RagKVTransform(llm=llm)],

@@ -44,7 +44,7 @@ def test_settings_that_transformers_takes_mean_the_same(make_engine, given):
     kv = make_engine()
     settings = {"max_new_tokens": 12, "context_window": 2000}
     settings["generate_kwargs"] = {"do_sample": False, **given}
-    theirs = HuggingFaceLLM(model=kv.model, tokenizer=kv.tokenizer, **settings)
+    theirs = HuggingFaceLLM(model=kv.loaded.model, tokenizer=kv.tokenizer, **settings)
     ours = RagKVLLM(kv=kv, recompute_ratio=1.0, **settings)
     assert ours.complete(PROMPT).text == theirs.complete(PROMPT).text
     assert ours.complete(PROMPT).text != RagKVLLM(kv=kv, max_new_tokens=12).complete(PROMPT).text
@@ -93,7 +93,7 @@ def test_a_missing_folder_is_said_to_be_missing(tmp_path):
 
 def test_the_device_and_the_window(folder, make_engine):
     llm = RagKVLLM(model_name=folder, device="cpu", store=":memory:")
-    assert llm.kv.model.device.type == "cpu"
+    assert llm.kv.loaded.model.device.type == "cpu"
     assert llm.source.device_map == "cpu"
     assert RagKVLLM(model_name=folder, device_map=None, store=":memory:").source.device_map is None
     assert llm.metadata.context_window == 4096 != DEFAULT_CONTEXT_WINDOW
