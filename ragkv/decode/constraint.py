@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from transformers import LogitsProcessor, PreTrainedTokenizerBase
 
-from ragkv.config.json_schema.grammar import parser_limits
+from ragkv.config.json_schema.grammar import matcher_of
 from ragkv.config.schema import grammar_of
 from ragkv.errors import ConfigError
 
@@ -58,10 +58,7 @@ class SchemaConstraint(LogitsProcessor):
         begin: int,
         unless: tuple[str, ...] = (),
     ) -> None:
-        from llguidance import LLMatcher
-
-        llguidance = _wrapped(tokenizer, vocabulary, ends)
-        self._matcher = LLMatcher(llguidance, grammar_of(schema), limits=parser_limits())
+        self._matcher = matcher_of(grammar_of(schema), _wrapped(tokenizer, vocabulary, ends))
         self._seen = begin
         self._openings = Openings(tokenizer, unless)
         self._broken = False

@@ -6,10 +6,10 @@ import json
 from itertools import permutations
 from typing import Annotated, Any, Literal
 
-from llguidance import LLMatcher, LLTokenizer
+from llguidance import LLTokenizer
 from pydantic import BaseModel, ConfigDict, Field
 
-from ragkv.config.json_schema.grammar import parser_limits
+from ragkv.config.json_schema.grammar import matcher_of
 from ragkv.config.schema import resolved
 
 Letter = Literal["a", "b"]
@@ -57,7 +57,7 @@ def lets_through(schema: dict[str, Any], value: Any, *, closed: bool = True) -> 
 
 def writes(grammar: str, value: Any) -> bool:
     """Whether a value may be written with its keys in their order."""
-    matcher = LLMatcher(_BYTES, grammar, log_level=0, limits=parser_limits())
+    matcher = matcher_of(grammar, _BYTES)
     tokens = _BYTES.tokenize_str(json.dumps(value, ensure_ascii=False))
     if matcher.is_error() or matcher.validate_tokens(tokens) < len(tokens):
         return False

@@ -25,13 +25,16 @@ UNEVALUATED = frozenset({"unevaluatedProperties", "unevaluatedItems"})
 UNKNOWN = frozenset({ELSEWHERE, "$dynamicRef", "$recursiveRef"})
 """Keywords for schemas that are not known."""
 
+UNCHANGED = (
+    *("type", "enum", "const", "required", "minimum", "maximum"),
+    *("exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
+)
+COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
 CONSTRAINTS = frozenset(
     {
         *((NAMED | DIRECT | UNKNOWN) - {"$defs", "definitions"}),
-        *("$ref", "type", "enum", "const", "required", "minProperties", "maxProperties"),
-        *("minItems", "maxItems", "uniqueItems", "minContains", "maxContains"),
-        *("minLength", "maxLength", "pattern", "format", "multipleOf"),
-        *("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"),
+        *(*UNCHANGED, *COUNTS, "$ref", "uniqueItems", "minContains", "maxContains"),
+        *("pattern", "format"),
     }
 )
 """Keywords that can make values invalid; all others are annotations."""
@@ -164,11 +167,10 @@ class Alternatives:
     def _union(
         self, schema: Schema, keyword: str, inside: tuple[int, ...]
     ) -> Iterator[Alternative]:
+        discriminator = Alternative()
         match schema.get("discriminator"):
             case {"propertyName": str(name)}:
                 discriminator = Alternative((SchemaPart({"required": [name]}),))
-            case _:
-                discriminator = Alternative()
         given = listed(schema, keyword) or [False]
         for index, branch in enumerate(given):
             chosen = Alternative((), {(keyword, id(given)): index}) + discriminator

@@ -8,7 +8,7 @@ from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from llguidance import LLParserLimits
+    from llguidance import LLMatcher, LLTokenizer
 
 _SEPARATORS: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 """The separators that models are trained to write."""
@@ -22,11 +22,12 @@ _MOST_REFERENCES = 3
 _TYPES = ("null", "boolean", "number", "string", "array", "object")
 
 
-def parser_limits() -> LLParserLimits:
-    """Return llguidance's limits: ten times its default of alternatives that begin alike."""
-    from llguidance import LLParserLimits
+def matcher_of(grammar: str, tokenizer: LLTokenizer) -> LLMatcher:
+    """Return llguidance's matcher, with ten times its default of alternatives that begin alike."""
+    from llguidance import LLMatcher, LLParserLimits
 
-    return LLParserLimits(max_items_in_row=20_000, verbose_errors=False)
+    limits = LLParserLimits(max_items_in_row=20_000, verbose_errors=False)
+    return LLMatcher(tokenizer, grammar, log_level=0, limits=limits)
 
 
 def grammar_from(schema: Mapping[str, Any]) -> str:
@@ -105,9 +106,8 @@ def _constants(schema: Any, definitions: Mapping[str, Any]) -> dict[str, str]:
     """Return the constants, texts or whole numbers, of an object's required properties."""
     whole = _target(schema, definitions)
     parts = [_target(part, definitions) for part in whole.get("allOf", [whole])]
-    if not any(part.get("type") == "object" for part in parts):
-        return {}
-    required = {name for part in parts for name in part.get("required", ())}
+    objects = [part for part in parts if part.get("type") == "object"]
+    required = {name for part in objects for name in part.get("required", ())}
     values = [
         (name, _target(value, definitions).get("const"))
         for part in parts
@@ -118,8 +118,6 @@ def _constants(schema: Any, definitions: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _target(schema: Any, definitions: Mapping[str, Any]) -> Mapping[str, Any]:
-    if not isinstance(schema, Mapping):
-        return {}
-    if "$ref" in schema:
-        return _target(definitions[schema["$ref"].rpartition("/")[2]], definitions)
-    return schema
+    while isinstance(schema, Mapping) and "$ref" in schema:
+        schema = definitions[schema["$ref"].rpartition("/")[2]]
+    return schema if isinstance(schema, Mapping) else {}

@@ -15,8 +15,10 @@ from typing import Any
 
 from ragkv.config.json_schema.alternatives import (
     CONSTRAINTS,
+    COUNTS,
     DEPENDENT,
     FALSE,
+    UNCHANGED,
     UNEVALUATED,
     UNKNOWN,
     Alternative,
@@ -30,11 +32,6 @@ from ragkv.config.json_schema.grammar import are_disjoint, is_supported
 from ragkv.config.json_schema.references import DOCUMENT
 from ragkv.errors import ConfigError
 
-_AS_THEY_ARE = (
-    *("type", "enum", "const", "required", "minimum", "maximum"),
-    *("exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
-)
-_COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
 _MORE_ITEMS = UNKNOWN | {"contains", "if", "then", "else"}
 """Keywords that can apply to items that a part does not name."""
 
@@ -232,14 +229,13 @@ class SchemaWriter:
         """Return the keywords of a part as schemas that hold together."""
         if UNEVALUATED & part.keys():
             return [self._schema(part, place)]
-        for keyword in sorted(self._without & part.keys()):
-            self._ignore(place, keyword)
+        left_out = sorted(self._without & part.keys())
         part = {name: value for name, value in part.items() if name not in self._without}
-        out = {name: part[name] for name in _AS_THEY_ARE if name in part}
-        out |= {name: _whole(part[name]) for name in _COUNTS if name in part}
+        out = {name: part[name] for name in UNCHANGED if name in part}
+        out |= {name: _whole(part[name]) for name in COUNTS if name in part}
         self._arrays(part, out, place)
         self._objects(part, out, place)
-        for keyword in _unenforced(part):
+        for keyword in (*left_out, *_unenforced(part)):
             self._ignore(place, keyword)
         never = [dict(FALSE)] if part.get("not") in _ANY_VALUE else []
         strings, names = self._strings(part, place), self._property_names(part, place)
@@ -366,10 +362,8 @@ def _named(
     patterns: dict[str, bool] = {}
     for part in parts:
         keywords = part.keywords
-        own, matched = (
-            dict.fromkeys(given, True) if isinstance(given, Mapping) else {}
-            for given in (keywords.get("properties"), keywords.get("patternProperties"))
-        )
+        own = dict.fromkeys(keywords.get("properties") or (), True)
+        matched = dict.fromkeys(keywords.get("patternProperties") or (), True)
         others = bool((UNEVALUATED | UNKNOWN | {"additionalProperties"}) & keywords.keys())
         if not stated:
             own |= dict.fromkeys(keywords.get("required") or (), True)
