@@ -27,7 +27,7 @@ CODE = {
     "ragkv/chunk": 237,
     "ragkv/cli": 1177,
     "ragkv/client": 592,
-    "ragkv/config": 1149,
+    "ragkv/config": 1148,
     "ragkv/decode": 843,
     "ragkv/engine": 2193,
     "ragkv/explain": 308,
