@@ -56,7 +56,7 @@ class RagKV:
 
     Parameters
     ----------
-    model
+    model, tokenizer
         A hub name or folder, a loaded transformers model (with its tokenizer), or None for the
         embedded default, SmolLM2-135M-Instruct.
     store

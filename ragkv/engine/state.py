@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ragkv.answer.engine import ModelInfo
 from ragkv.engine.reuse import Reuse
@@ -18,7 +18,9 @@ class EngineStatus:
     Attributes
     ----------
     running, waiting
-        Numbers of requests of the model that have begun and not ended, and that wait for a turn.
+        Numbers of the model's running requests, and of those that wait for a turn.
+    max_running
+        The limit of running requests.
     tiers
         Bytes and hits of each tier, of the history and of versions.
     healed_tokens
@@ -27,25 +29,22 @@ class EngineStatus:
 
     running: int
     waiting: int
-    tiers: tuple[TierUse, ...]
+    max_running: int
+    tiers: tuple[TierUse, ...] = ()
     healed_tokens: int = 0
 
 
 def info_of(loaded: LoadedModel, reuse: Reuse | None) -> ModelInfo:
     """Return the facts of an engine's model; without ``reuse`` it has no fingerprint."""
     digest = None if reuse is None else reuse.corpus.sinks.fingerprint.digest
-    return ModelInfo(
-        loaded.name,
-        digest,
-        loaded.positions,
-        loaded.unsupported,
-        bool(loaded.tokenizer.chat_template),
-        getattr(loaded.model, "generation_config", None),
-    )
+    template = bool(loaded.tokenizer.chat_template)
+    config = getattr(loaded.model, "generation_config", None)
+    return ModelInfo(loaded.name, digest, loaded.positions, loaded.unsupported, template, config)
 
 
 def status_of(requests: RequestQueue, reuse: Reuse | None) -> EngineStatus:
     """Return an engine's state at this moment."""
+    status = EngineStatus(requests.running, requests.waiting, requests.max_running)
     if reuse is None:
-        return EngineStatus(requests.running, requests.waiting, ())
-    return EngineStatus(requests.running, requests.waiting, reuse.tiers, reuse.healing.tokens)
+        return status
+    return replace(status, tiers=reuse.tiers, healed_tokens=reuse.healing.tokens)

@@ -70,7 +70,7 @@ class Service:
             lambda: first.status().waiting,
             lambda: [engine.status() for engine in self.engines.values()],
         )
-        self.gate = Gate(settings.max_running + settings.max_waiting)
+        self.gate = Gate(first.status().max_running + settings.max_waiting)
         self.ingestion = IngestionQueue()
         self.ready = False
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="ragkv-serve")

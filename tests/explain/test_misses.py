@@ -191,14 +191,6 @@ def test_chunks_of_another_fingerprint(make_engine, tmp_path, settings, detail):
     assert all(miss.stored_next for miss in report.misses)
 
 
-def test_a_sink_that_differs_between_ingestion_and_answer(make_engine):
-    kv = make_engine()
-    kv.precompute(PLAIN[:2], sink=kv.sink_from("Use this.\n\n{context}"))
-    (first, second) = answer(kv, PLAIN[:2], ask(PLAIN[:2])).misses
-    assert (first.reason, first.detail) == ("fingerprint", "another sink")
-    assert second.reason == "fingerprint"
-
-
 def test_evicted_chunks(make_engine, tmp_path):
     engines = (
         make_engine(store=StoreConfig(":memory:", memory_bytes=150_000)),

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from frameworks import FRAMEWORKS
 from listening import listening
-from tiny import tiny_model, tiny_tokenizer
+from tiny import saved
 
 from ragkv import RagKV, ReuseConfig
 
@@ -71,6 +71,4 @@ def model(framework: Any, make: Callable[..., Any]) -> Callable[..., Any]:
 @pytest.fixture
 def folder(tmp_path: Path) -> str:
     """Return the folder of a tiny model."""
-    tiny_model().save_pretrained(tmp_path / "model")
-    tiny_tokenizer().save_pretrained(tmp_path / "model")
-    return str(tmp_path / "model")
+    return saved(tmp_path / "model")

@@ -293,6 +293,8 @@ def test_the_api_page_has_what_users_import_and_nothing_else():
         "Scored",
         "StagedSearch",
         "VllmDecoder",
+        "default_model_folder",
+        "default_model_gguf",
         "page",
     }
     for path in classes:

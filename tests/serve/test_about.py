@@ -9,7 +9,7 @@ import pytest
 from fastapi.testclient import TestClient
 from prometheus_client.parser import text_string_to_metric_families
 from served import CHAT, CHUNKS, TEXT, chat, model_held, refused, until
-from tiny import ask, tiny_model, tiny_tokenizer
+from tiny import ask, saved
 
 from ragkv import RagKV, ReuseConfig
 from ragkv.serve.app import make_app
@@ -66,10 +66,7 @@ def test_probes_look_at_heads(client, path):
 
 
 def test_a_folders_place_is_not_told(tmp_path):
-    folder = tmp_path / "tiny-model"
-    tiny_model().save_pretrained(folder)
-    tiny_tokenizer().save_pretrained(folder)
-    with RagKV(folder, store=":memory:") as kv:
+    with RagKV(saved(tmp_path / "tiny-model"), store=":memory:") as kv:
         with TestClient(make_app(ServeConfig(), {"default": kv})) as client:
             for path in ("/v1/models", "/version"):
                 assert str(tmp_path) not in client.get(path).text
