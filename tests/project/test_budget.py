@@ -27,7 +27,7 @@ CODE = {
     "ragkv/chunk": 237,
     "ragkv/cli": 1177,
     "ragkv/client": 592,
-    "ragkv/config": 1149,
+    "ragkv/config": 1148,
     "ragkv/decode": 772,
     "ragkv/engine": 2075,
     "ragkv/explain": 308,
@@ -49,7 +49,7 @@ CODE = {
     "examples": 547,
     "integrations": 4809,
     "kernels": 2392,
-    "tests": 32397,
+    "tests": 32393,
 }
 LAYOUT = {
     tokenize.COMMENT,
