@@ -212,8 +212,7 @@ def _shared(store: StoreConfig, namespaces: int) -> StoreConfig:
 
 def _run(settings: ServeConfig, engines: dict[str, RagKV]) -> None:
     """Serve until SIGTERM or an interrupt."""
-    from ragkv.serve.app import make_app
-    from ragkv.serve.run import DrainingServer
+    from ragkv.serve.app import DrainingServer, make_app
 
     app = make_app(settings, engines)
     name = app.state.service.model_name

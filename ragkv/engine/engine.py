@@ -14,6 +14,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ragkv.answer.completion import Completion
 from ragkv.answer.engine import ModelInfo
+from ragkv.answer.text import AnswerText, with_calls
 from ragkv.attend.graphs import release_kept
 from ragkv.config import DECODE_SETTINGS, DecodeConfig, ReuseConfig, StoreConfig
 from ragkv.config.options import AnswerOptions, ReuseOptions
@@ -21,7 +22,6 @@ from ragkv.decode.generate import Drawn
 from ragkv.decode.listener import Listener, Progress
 from ragkv.decode.stopping import stops_of
 from ragkv.engine.account import report_of, unsupported_account
-from ragkv.engine.answer_text import AnswerText, with_calls
 from ragkv.engine.check.quality import warn_if_garbled
 from ragkv.engine.check.verify import verified
 from ragkv.engine.pipeline import Pipeline
@@ -148,8 +148,7 @@ class RagKV:
             The name of a document whose chunks are exactly these texts. Its previous chunks are
             deleted, unless they also belong to a different document.
         revision
-            The document's state, such as its hash. The texts are a part of it; chunks of the same
-            revision stay.
+            The document's state, such as its hash: chunks of the same revision stay.
         expires_in
             Seconds until the chunks expire; the latest of several times holds. None never expires
             new chunks.
@@ -286,11 +285,9 @@ class RagKV:
         decode = with_calls(DecodeConfig(**drawing), asked, self.tokenizer)
         clock, (config, method) = Clock(), self._configured(options)
         texts = tuple(text.strip() for text in check_texts(retrieved))
-        named, most = self._named.take(), decode.max_new_tokens
-        decoder, namespace = self._decoder, self.namespace
-        remote = None if decoder is None else decoder(self._loaded, namespace, decode)
-        request = Request(asked, config, method, clock, most, texts, named, remote)
-        return request, decode
+        named, most, decoder = self._named.take(), decode.max_new_tokens, self._decoder
+        remote = None if decoder is None else decoder(self._loaded, self.namespace, decode)
+        return Request(asked, config, method, clock, most, texts, named, remote), decode
 
     @typed_memory_errors
     def _complete(
@@ -314,7 +311,8 @@ class RagKV:
         report = self._report(request, plan, drawn.first_token_at, drawn)
         on_text(answer.finish(cut_off=drawn.finish_reason != "stop"))
         self._follow_up(request, plan)
-        return answer.completion(drawn, report, decode.json_schema)
+        ids, reason, schema = drawn.token_ids, drawn.finish_reason, decode.json_schema
+        return answer.completion(ids, report, reason, drawn.logprobs, schema)
 
     def _report(
         self, request: Request, plan: Plan, first_token_at: float, drawn: Drawn | None = None
@@ -378,8 +376,8 @@ class RagKV:
     def close(self) -> None:
         """Wait for running answers, finish background work and release the store.
 
-        Later calls raise ClosedError. In a forked process this does nothing. Raises
-        ModelInUseError if the calling thread itself holds the model.
+        Later calls raise ClosedError. A forked process does nothing. Raises ModelInUseError if
+        the calling thread holds the model.
         """
         if self._lifecycle.forked:
             return

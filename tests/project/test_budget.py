@@ -22,14 +22,14 @@ ROOT = Path(__file__).parents[2]
 # Lines of code: without docstrings, comments and blank lines. A room may only shrink: a commit that
 # raises a figure says which user gets what from it.
 CODE = {
-    "ragkv/answer": 247,
+    "ragkv/answer": 441,
     "ragkv/attend": 1222,
     "ragkv/chunk": 237,
     "ragkv/cli": 1177,
     "ragkv/client": 592,
-    "ragkv/config": 1149,
-    "ragkv/decode": 843,
-    "ragkv/engine": 2193,
+    "ragkv/config": 1148,
+    "ragkv/decode": 772,
+    "ragkv/engine": 2075,
     "ragkv/explain": 308,
     "ragkv/history": 602,
     "ragkv/ingest": 401,
@@ -40,7 +40,7 @@ CODE = {
     "ragkv/retrieve": 148,
     "ragkv/schedule": 288,
     "ragkv/select": 500,
-    "ragkv/serve": 1631,
+    "ragkv/serve": 1608,
     "ragkv/splice": 605,
     "ragkv/store": 3263,
     "ragkv/workers": 112,
@@ -49,7 +49,7 @@ CODE = {
     "examples": 547,
     "integrations": 4809,
     "kernels": 2392,
-    "tests": 32397,
+    "tests": 32392,
 }
 LAYOUT = {
     tokenize.COMMENT,

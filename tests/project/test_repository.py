@@ -29,7 +29,7 @@ WALLS = {
     "report": "errors",
     "retrieve": "errors",
     "prompt": "config errors",
-    "answer": "config prompt report",
+    "answer": "config errors prompt report",
     "model": "errors",
     "client": "answer config errors model prompt report retrieve",
     "chunk": "config errors model prompt",
