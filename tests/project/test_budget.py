@@ -25,7 +25,7 @@ CODE = {
     "ragkv/answer": 441,
     "ragkv/attend": 1222,
     "ragkv/chunk": 237,
-    "ragkv/cli": 1177,
+    "ragkv/cli": 1176,
     "ragkv/client": 592,
     "ragkv/config": 1148,
     "ragkv/decode": 772,
