@@ -27,7 +27,6 @@ _DAMAGE = (sqlite3.Error, UnicodeError)  # UnicodeError: SQLite quotes from a da
 # machine writes. FULL: acknowledged writes survive a loss of power. No memory map: a truncated
 # database is an error, not a crash.
 _SETTINGS = (
-    "PRAGMA auto_vacuum = FULL",
     "PRAGMA journal_mode = TRUNCATE",
     "PRAGMA synchronous = FULL",
     "PRAGMA mmap_size = 0",
@@ -57,8 +56,8 @@ class IndexRows:
 
     def get(self, key: str) -> bytes | None:
         """Return a row's value; None if there is none, or it is foreign."""
-        row = self._run(_GET, (key,)).fetchone()
-        return row and row[0]
+        row: tuple[bytes] | None = self._run(_GET, (key,)).fetchone()
+        return None if row is None else row[0]
 
     def set(self, key: str, value: bytes) -> None:
         """Write a row."""
@@ -179,6 +178,8 @@ class Index:
                 with closing(self._connect("rw")) as connection:
                     for setting in _SETTINGS:
                         connection.execute(setting)
+                    if connection.execute("PRAGMA auto_vacuum").fetchone() != (1,):
+                        connection.execute("PRAGMA auto_vacuum = FULL")  # this writes
                     connection.execute("BEGIN IMMEDIATE")
                     connection.execute(_CREATE_TABLE)
                     connection.execute(_CREATE_INDEX)
