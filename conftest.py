@@ -44,7 +44,7 @@ def _without_waiting() -> Iterator[None]:
     """No test loses power or speaks TLS: nothing is synced, and certificates are read once."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda _: None)
-        patch.setitem(index._SETTINGS, "sqlite_synchronous", 0)
+        patch.setattr(index, "_SETTINGS", (*index._SETTINGS, "PRAGMA synchronous = OFF"))
         patch.setattr(ssl, "create_default_context", cache(ssl.create_default_context))
         yield
 

@@ -42,14 +42,14 @@ CODE = {
     "ragkv/select": 500,
     "ragkv/serve": 1608,
     "ragkv/splice": 605,
-    "ragkv/store": 3263,
+    "ragkv/store": 3220,
     "ragkv/workers": 112,
-    "benchmarks/ragkv_bench": 4681,
+    "benchmarks/ragkv_bench": 4678,
     "benchmarks/tests": 3060,
     "examples": 547,
     "integrations": 4809,
     "kernels": 2392,
-    "tests": 32392,
+    "tests": 32357,
 }
 LAYOUT = {
     tokenize.COMMENT,
