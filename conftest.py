@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import tiny_model, tiny_tokenizer
+from tiny import saved, tiny_model, tiny_tokenizer
 
 from ragkv import RagKV, ReuseConfig
 from ragkv.decode import loop
@@ -44,7 +44,7 @@ def _without_waiting() -> Iterator[None]:
     """No test loses power or speaks TLS: nothing is synced, and certificates are read once."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda _: None)
-        patch.setitem(index._SETTINGS, "sqlite_synchronous", 0)
+        patch.setattr(index, "_SETTINGS", (*index._SETTINGS, "PRAGMA synchronous = OFF"))
         patch.setattr(ssl, "create_default_context", cache(ssl.create_default_context))
         yield
 
@@ -77,10 +77,7 @@ def make_engine() -> Iterator[Callable[..., RagKV]]:
 @pytest.fixture(scope="session")
 def auxiliary(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Return the folder of a model that scores tokens for ``cacheclip``."""
-    folder = tmp_path_factory.mktemp("auxiliary")
-    tiny_model("qwen2", seed=5).save_pretrained(folder)
-    tiny_tokenizer().save_pretrained(folder)
-    return str(folder)
+    return saved(tmp_path_factory.mktemp("auxiliary"), "qwen2", seed=5)
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ _HOMES = {
     "Completion": "ragkv.answer.completion",
     "CompletionStream": "ragkv.engine.stream",
     "DecodeConfig": "ragkv.config.decode",
-    "SparseDecoding": "ragkv.config.sparse",
+    "SparseDecoding": "ragkv.config.decode",
     "Method": "ragkv.select.method",
     "PrecomputeReport": "ragkv.report.account",
     "Prefilled": "ragkv.engine.stream",

@@ -10,7 +10,7 @@ import torch
 
 from ragkv.attend.rows import Rows, attend
 from ragkv.attend.score_rule import ScoreRule
-from ragkv.config.sparse import SparseDecoding
+from ragkv.config.decode import SparseDecoding
 from ragkv.model.loaded import ReusableModel
 
 BLOCK_SIZE = 16

@@ -52,7 +52,7 @@ ServedName = Annotated[
         show_default="its hub name, or its folder's",
     ),
 ]
-MaxRunning = Annotated[int, typer.Option(min=1, help="Most answers generated at once.")]
+Running = Annotated[int | None, typer.Option(min=1, help="Answers at once.", show_default="16")]
 KVBytes = Annotated[
     int | None,
     typer.Option(min=1, help="KV of running answers, in bytes.", show_default="the free memory"),
@@ -101,7 +101,7 @@ def serve(
     api_key_file: KeyFile = None,
     allow_anonymous: Anonymous = False,
     served_model_name: ServedName = None,
-    max_running: MaxRunning = 16,
+    max_running: Running = None,
     max_waiting: MaxWaiting = 64,
     timeout: Seconds = 600.0,
     drain_timeout: Drain = 60.0,
@@ -144,7 +144,6 @@ def serve(
         model_name=served_model_name,
         timeout=timeout,
         drain_timeout=drain_timeout,
-        max_running=max_running,
         max_waiting=max_waiting,
         cors_origins=tuple(cors_origin),
     )
@@ -213,8 +212,7 @@ def _shared(store: StoreConfig, namespaces: int) -> StoreConfig:
 
 def _run(settings: ServeConfig, engines: dict[str, RagKV]) -> None:
     """Serve until SIGTERM or an interrupt."""
-    from ragkv.serve.app import make_app
-    from ragkv.serve.run import DrainingServer
+    from ragkv.serve.app import DrainingServer, make_app
 
     app = make_app(settings, engines)
     name = app.state.service.model_name

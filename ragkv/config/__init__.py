@@ -6,6 +6,7 @@ from ragkv.config.decode import (
     LEAST_TEMPERATURE,
     MOST_LOGPROBS,
     DecodeConfig,
+    SparseDecoding,
 )
 from ragkv.config.generation import (
     GENERATION,
@@ -14,7 +15,6 @@ from ragkv.config.generation import (
     refuse_unsupported,
 )
 from ragkv.config.reuse import PROFILE_FORMAT, Named, ReuseConfig
-from ragkv.config.sparse import SparseDecoding
 from ragkv.config.store import CODECS, MEMORY, STORE_SETTINGS, StoreConfig, with_store
 from ragkv.config.template import checked_variables
 

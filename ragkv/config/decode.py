@@ -1,4 +1,4 @@
-"""How tokens are drawn."""
+"""Settings of decoding."""
 
 from __future__ import annotations
 
@@ -10,54 +10,80 @@ from typing import Any
 from ragkv.config.checks import check_bool, check_choice, check_number, check_whole
 from ragkv.config.generation import check_generation
 from ragkv.config.schema import check_schema
-from ragkv.config.sparse import SparseDecoding
 from ragkv.errors import ConfigError
 
 LEAST_TEMPERATURE = 1e-20
-"""Scores divided by less may be infinite in float32."""
+"""Least temperature: scores divided by less can be infinite in float32."""
 
 MOST_LOGPROBS = 20
-"""Most probable tokens that are recorded for each token, as in OpenAI's API."""
+"""Most alternatives recorded for each token, as in OpenAI's API."""
+
+
+@dataclass(frozen=True, slots=True)
+class SparseDecoding:
+    """Decoding steps that read only some blocks of the context, in layers without a window.
+
+    The context is an initial window, a middle of whole blocks of 16 tokens, and a local window.
+    Steps always read both windows. In the middle, each KV head reads the blocks whose keys match
+    the queries best, by the bound of Quest (arXiv 2406.10774). All rows of a step read the same
+    blocks; every second step chooses anew. A step reads the whole context if it has no further
+    blocks, or if the step recomputes some of it. The names are those of KTransformers.
+
+    Parameters
+    ----------
+    second_block_count
+        Blocks of the middle that a step reads, at least 1.
+    initial_window, local_window
+        Tokens at the beginning of the context, and before a step's first row, that are always read.
+    """
+
+    second_block_count: int = 64
+    initial_window: int = 64
+    local_window: int = 256
+
+    def __post_init__(self) -> None:
+        check_whole("second_block_count", self.second_block_count, 1, 2**31)
+        for name in ("initial_window", "local_window"):
+            check_whole(name, getattr(self, name), 0, 2**31)
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeConfig:
-    """How tokens are drawn; handed to transformers' ``generate``.
+    """Settings of decoding, passed to transformers' ``generate``.
 
     Parameters
     ----------
     max_new_tokens
-        At most this many tokens are generated.
+        Most tokens of the answer.
     temperature
-        0 is greedy decoding.
+        0 decodes greedily.
     top_p
-        Nucleus sampling: smallest set of tokens with this probability mass.
+        Nucleus sampling: the smallest set of tokens with this probability mass.
     stop
-        Texts at which generation ends; the answer does not contain them.
+        Texts that end the answer, which does not contain them.
     seed
-        Makes sampling repeatable; ``None`` draws from torch's global state.
+        Seed of sampling; ``None`` uses torch's global state.
     top_k
-        Sample among this many most probable tokens; 0 is all.
+        Number of most probable tokens to sample from; 0 is all.
     stop_token_ids
         Tokens that end the answer, in addition to the model's end-of-sequence tokens.
     drafts
-        Prompt lookup decoding: what stood behind an earlier occurrence of the last tokens is
-        verified in the step that computes them. It changes an answer's speed, not its tokens.
+        Prompt lookup decoding: a step verifies the continuation of an earlier occurrence of the
+        last tokens. It changes an answer's speed, not its tokens.
     sparse
-        Which blocks of a long context the steps read: ``"off"`` for all of them, ``"auto"`` for
-        the best of them where that saves time (prompts from about 7,500 tokens on, on a CPU),
-        or a :class:`SparseDecoding`. It may change tokens.
+        Blocks of a long context that steps read: ``"off"`` reads all, ``"auto"`` the best 64 if
+        that saves time (on a CPU, prompts from about 7,500 tokens). Or a :class:`SparseDecoding`.
+        It can change tokens.
     ignore_eos
-        Whether the answer goes on past the model's end-of-sequence tokens.
+        Whether the answer continues after the model's end-of-sequence tokens.
     logprobs
-        Record each token's log-probability, and those of this many most probable ones, by the
-        model's own scores, before temperature. ``None`` records nothing.
+        Number of most probable alternatives whose log-probabilities are recorded, with each
+        token's own, before temperature. ``None`` records none.
     json_schema
-        The answer is JSON that follows this schema, unless ``max_new_tokens`` cuts it short;
-        ``{"type": "object"}`` is any object. Objects with ``properties`` have no others, unless
-        the schema says something of others. Keywords that cannot be enforced are left out and
-        logged once each; with ``"strict": true`` in the schema they are an error. Needs
-        ``ragkv[structured]``.
+        JSON schema of the answer, unless ``max_new_tokens`` truncates it; ``{"type": "object"}`` is
+        any object. Objects with ``properties`` have no further ones, unless the schema mentions
+        them. Keywords that cannot be enforced are ignored and logged once each; with
+        ``"strict": true`` in the schema they are an error. Needs ``ragkv[structured]``.
     generation
         More settings by their names in transformers' ``GenerationConfig``: ``repetition_penalty``,
         ``no_repeat_ngram_size``, ``min_p``, ``top_h``, ``typical_p``, ``epsilon_cutoff``,
@@ -83,7 +109,9 @@ class DecodeConfig:
         check_whole("max_new_tokens", self.max_new_tokens, 1, 2**31)
         check_number("temperature", self.temperature, 0.0, 100.0)
         if 0 < self.temperature < LEAST_TEMPERATURE:
-            raise ConfigError(f"temperature {self.temperature:g} divides by next to 0; 0 is greedy")
+            raise ConfigError(
+                f"temperature {self.temperature:g} is too close to 0: give 0 for greedy decoding"
+            )
         check_number("top_p", self.top_p, 0.0, 1.0)
         if not isinstance(self.stop, Sequence) or not all(
             isinstance(text, str) and text and _is_readable(text) for text in self.stops
@@ -111,19 +139,19 @@ class DecodeConfig:
 
     @property
     def stops(self) -> tuple[str, ...]:
-        """``stop`` as a tuple, whichever way it was given."""
+        """``stop`` as a tuple."""
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
 
 
 def _is_readable(text: str) -> bool:
-    """Whether a text has no lone surrogate, which no tokenizer can produce."""
+    """Whether a text has no lone surrogates, which tokenizers cannot produce."""
     with suppress(UnicodeEncodeError):
         return bool(text.encode())
     return False
 
 
 DECODE_SETTINGS = tuple(each.name for each in fields(DecodeConfig))
-"""Names of the settings that a call can give."""
+"""The names of DecodeConfig's fields."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +161,7 @@ class SchemaOrCall(DecodeConfig):
     Parameters
     ----------
     call_marks
-        Beginnings of calls: an answer that begins with one of them does not follow the schema.
+        Beginnings of calls. An answer with such a beginning does not follow the schema.
     """
 
     call_marks: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""transformers' generation settings: those that the engine takes, and those without effect."""
+"""transformers' generation settings: supported ones, and ones without effect."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SAMPLING = (
     *("temperature", "top_p", "top_k", "min_p", "top_h", "typical_p"),
     *("epsilon_cutoff", "eta_cutoff"),
 )
-"""Settings that are read where tokens are sampled, and nowhere else."""
+"""Settings that only affect sampling."""
 
 _RANGES = {
     "repetition_penalty": (1e-3, 1e3),
@@ -25,7 +25,7 @@ _RANGES = {
 _COUNTS = ("no_repeat_ngram_size", "min_new_tokens", "max_length")
 _TOKENS = ("suppress_tokens", "begin_suppress_tokens")
 PASSED_ON = (*_RANGES, *_COUNTS, *_TOKENS, "bad_words_ids")
-"""Settings that transformers' own processors of scores take; ``max_length`` ragkv does."""
+"""Settings of transformers' logits processors, and ``max_length``, which ragkv applies."""
 
 _ENGINE = ("max_new_tokens", "prompt_lookup_num_tokens", "do_sample")
 _ENDS = ("eos_token_id", "stop_strings")
@@ -43,7 +43,7 @@ _UNUSED = (
     *("assistant_confidence_threshold", "assistant_lookbehind", "target_lookbehind"),
     *("assistant_ensemble_weight", "speculation_type"),
 )
-"""Settings that change no answer here, whatever their value."""
+"""Settings that do not affect answers, whatever their value."""
 
 _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "num_beams": (1,),
@@ -73,17 +73,17 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "output_logits": (False,),
     "return_dict_in_generate": (False,),
 }
-"""Settings that are not supported: their values without effect, besides None."""
+"""Unsupported settings, with their values without effect (besides None)."""
 
 _RESET = ("num_beams", "num_return_sequences", "penalty_alpha", "dola_layers", "constraints")
-"""Of these, the model's own configuration does not count here."""
+"""Unsupported settings whose value in the model's configuration is ignored."""
 
 GENERATION = _TAKEN | {*_UNUSED, *_NEUTRAL}
-"""All names that transformers knows."""
+"""All of transformers' names."""
 
 
 def check_generation(given: Mapping[str, Any], max_new_tokens: int) -> dict[str, Any]:
-    """Return the settings that transformers' processors take, as they want them.
+    """Return the settings of transformers' logits processors, with the types that they expect.
 
     Parameters
     ----------
@@ -93,13 +93,13 @@ def check_generation(given: Mapping[str, Any], max_new_tokens: int) -> dict[str,
     Raises
     ------
     ConfigError
-        One of them is unknown or wrong.
+        A setting is unknown or invalid.
     """
     out: dict[str, Any] = {}
     for name, value in given.items():
         if name not in PASSED_ON:
             refuse_unsupported({name: value})
-            raise ConfigError(f"generation: {name} is an argument of its own")
+            raise ConfigError(f"generation: {name} is a separate argument")
         if value is None or value == []:
             continue
         if name in _RANGES:
@@ -120,7 +120,7 @@ def _ids(name: str, value: Any) -> list[Any]:
         raise ConfigError(f"{name} must be a list, not {value!r}")
     if name == "bad_words_ids":
         if not all(value):
-            raise ConfigError("bad_words_ids: a word must have a token")
+            raise ConfigError("bad_words_ids: a word needs a token")
         return [_ids(f"a word of {name}", word) for word in value]
     for token in value:
         check_whole(f"a token of {name}", token, 0, 2**31)
@@ -132,22 +132,20 @@ def engine_arguments(
 ) -> tuple[dict[str, Any], dict[str, object]]:
     """Return transformers' generation settings as the engine's arguments.
 
-    As in transformers, ``do_sample`` switches sampling on, and without it the settings of
-    sampling have no effect; ``max_new_tokens`` comes before ``max_length``; ``eos_token_id``
-    takes the place of the model's own.
+    As in transformers, sampling settings have no effect without ``do_sample``, ``max_new_tokens``
+    takes precedence over ``max_length``, and ``eos_token_id`` replaces the model's own.
 
     Parameters
     ----------
     given
-        Settings by their names in ``GenerationConfig``; None is not given.
+        Settings by their names in ``GenerationConfig``; None is ignored.
     own
         The model's ``generation_config``, or None.
 
     Returns
     -------
     tuple
-        Arguments of :meth:`ragkv.RagKV.generate`, and the settings that the engine does not
-        support, by name.
+        Arguments of :meth:`ragkv.RagKV.generate`, and the unsupported settings by name.
     """
     given = {name: value for name, value in given.items() if value is not None}
     sampling = bool(given.get("do_sample", getattr(own, "do_sample", False)))
@@ -192,7 +190,7 @@ def _is_neutral(name: str, value: object, own: Any) -> bool:
 def refuse_unsupported(unsupported: Mapping[str, object], *, others: tuple[str, ...] = ()) -> None:
     """Raise ConfigError for settings that the engine does not support.
 
-    ``others`` are names that could be meant besides transformers'.
+    ``others`` are further names for the hint.
     """
     for name in unsupported.keys() & _NEUTRAL.keys():
         usual = _NEUTRAL[name]

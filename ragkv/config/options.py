@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypedDict
 
+from ragkv.config.decode import SparseDecoding
 from ragkv.config.reuse import Named
-from ragkv.config.sparse import SparseDecoding
 
 
 class DecodeOptions(TypedDict, total=False):

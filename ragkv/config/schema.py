@@ -71,9 +71,7 @@ def resolved(document: Mapping[str, Any], *, closed: bool = True) -> Followed:
         schema = writer.write()
         grammar = grammar_from(schema)
         problem = problem_of(grammar)
-        more = next(
-            (_REFUSALS[message] for message in _REFUSALS if message in problem), frozenset()
-        )
+        more = next((words for text, words in _REFUSALS.items() if text in problem), without)
         if "Unsatisfiable" in problem or more <= without:
             return Followed(schema, grammar, tuple(writer.ignored), problem)
         without |= more

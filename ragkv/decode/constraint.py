@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from transformers import LogitsProcessor, PreTrainedTokenizerBase
 
+from ragkv.config.json_schema.grammar import matcher_of
 from ragkv.config.schema import grammar_of
 from ragkv.errors import ConfigError
 
@@ -57,9 +58,7 @@ class SchemaConstraint(LogitsProcessor):
         begin: int,
         unless: tuple[str, ...] = (),
     ) -> None:
-        from llguidance import LLMatcher
-
-        self._matcher = LLMatcher(_wrapped(tokenizer, vocabulary, ends), grammar_of(schema))
+        self._matcher = matcher_of(grammar_of(schema), _wrapped(tokenizer, vocabulary, ends))
         self._seen = begin
         self._openings = Openings(tokenizer, unless)
         self._broken = False

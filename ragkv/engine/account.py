@@ -1,8 +1,13 @@
-"""A prompt's account: its misses and warnings, from its plan."""
+"""The account of a prompt: its report, with misses and warnings."""
 
 from __future__ import annotations
 
-from ragkv.engine.plan import Account, Plan
+import numpy as np
+import numpy.typing as npt
+
+from ragkv.chunk.kv import KnownChunk
+from ragkv.decode.generate import Drawn
+from ragkv.engine.plan import Plan
 from ragkv.engine.request import Request
 from ragkv.explain import Facts, Lookup, explain, unsupported
 from ragkv.explain.earlier_answers import answer_warnings
@@ -10,7 +15,122 @@ from ragkv.explain.miss_log import MissLog
 from ragkv.explain.misses import DAMAGED
 from ragkv.ingest.corpus import Corpus
 from ragkv.prompt.chat import Chat
+from ragkv.report.account import ChunkUse, Decoding, Miss, PromptTokens, ReuseReport, Source
+from ragkv.report.trace import Trace
 from ragkv.retrieve.named import Retrieved
+from ragkv.splice.layout import Origin
+from ragkv.store.version import PlacedVersion
+
+Account = tuple[tuple[Miss, ...], tuple[str, ...]]
+"""The chunks that were not reused, and the warnings on them."""
+
+_SOURCES: dict[type, Source] = {PlacedVersion: "version", KnownChunk: "history"}
+
+
+def report_of(
+    request: Request,
+    plan: Plan,
+    first_token_at: float,
+    *,
+    dtype: str,
+    drawn: Drawn | None = None,
+    account: Account = ((), ()),
+) -> ReuseReport:
+    """Account for every token and every second, up to the first token or to ``drawn``'s last.
+
+    Parameters
+    ----------
+    account
+        The chunks that were not reused, and the warnings.
+    """
+    origin = _with_versions(plan)
+    counts = np.bincount(origin, minlength=len(Origin)).tolist()
+    sink, reused, recomputed, fresh, exact, repaired, version = counts
+    steps = request.clock.steps
+    ttft = first_token_at - request.clock.started
+    copies = plan.repair.copies
+    return ReuseReport(
+        method=request.method.name,
+        recompute_ratio=request.config.recompute_ratio,
+        effective_ratio=recomputed / max(1, len(plan.layout.cached)),
+        ttft_s=ttft,
+        tokens=PromptTokens(
+            sink=sink,
+            history_exact=exact,
+            history_repaired=repaired,
+            reused=reused,
+            version=version,
+            recomputed=recomputed,
+            fresh=fresh,
+            exact=_exact_tokens(plan),
+            ahead=0 if copies is None else copies.repaired,
+            handed_over=0 if request.remote is None else request.remote.handed_over,
+        ),
+        decode=Decoding() if drawn is None else _decoding(drawn),
+        steps={**steps, "first_token": ttft - sum(steps.values())},
+        chunks=_uses(plan, origin),
+        misses=account[0],
+        positions=origin.tobytes(),
+        warnings=(*plan.warnings, *account[1]),
+        dtype=dtype,
+        choice=plan.choice.reason,
+        not_loaded="" if request.remote is None else request.remote.not_loaded,
+        trace=Trace(
+            plan.located.text,
+            plan.located.tokens.offsets,
+            _scores(plan),
+            attention=request.method.auto == "attention",
+        ),
+    )
+
+
+def _with_versions(plan: Plan) -> npt.NDArray[np.uint8]:
+    """Return the plan's origins, with a separate one for rows of versions."""
+    origin = plan.origin
+    for piece in plan.layout.placed:
+        if isinstance(piece.entry, PlacedVersion):
+            origin[piece.slots[origin[piece.slots] == Origin.CACHED]] = Origin.VERSION
+    return origin
+
+
+def _exact_tokens(plan: Plan) -> int:
+    if plan.cache is None:
+        return 0
+    layout = plan.layout
+    return max(layout.exact, 0 if layout.former is None else layout.former.exact)
+
+
+def _decoding(drawn: Drawn) -> Decoding:
+    return Decoding(
+        tokens=len(drawn.token_ids),
+        seconds=drawn.last_token_at - drawn.first_token_at,
+        steps=drawn.steps,
+        drafted=drawn.drafted,
+        accepted=drawn.accepted,
+        blocks=drawn.blocks,
+        blocks_read=drawn.blocks_read,
+    )
+
+
+def _scores(plan: Plan) -> npt.NDArray[np.float32]:
+    """``[tokens]``: the ranking of the cached tokens, NaN elsewhere."""
+    scores = np.full(len(plan.ids), np.nan, dtype=np.float32)
+    if plan.choice.scores is not None:
+        scores[plan.layout.cached] = plan.choice.scores
+    return scores
+
+
+def _uses(plan: Plan, origin: npt.NDArray[np.uint8]) -> tuple[ChunkUse, ...]:
+    """Return the chunks with rows in the prompt, in its order."""
+    uses = []
+    for piece in plan.layout.placed:
+        source = _SOURCES.get(type(piece.entry), "entry")
+        counts = np.bincount(origin[piece.start : piece.end], minlength=len(Origin))
+        recomputed, fresh = int(counts[Origin.RECOMPUTED]), int(counts[Origin.FRESH])
+        reused = piece.end - piece.start - recomputed - fresh
+        text = piece.entry.text
+        uses.append(ChunkUse(text, piece.start, piece.end, reused, recomputed, source))
+    return tuple(uses)
 
 
 def account_of(
@@ -21,13 +141,13 @@ def account_of(
     Parameters
     ----------
     log
-        The engine's: it gets one line.
+        The engine's log, which receives one line.
     stores
         Whether missed chunks are encoded after the answer.
     """
     located, not_stored = plan.located, corpus.not_stored
     for text, reason in located.missed:
-        if reason in DAMAGED:  # the store has deleted it
+        if reason in DAMAGED:  # the store has deleted the entry
             not_stored.note([text], reason)
     facts = Facts(
         text=located.text,
@@ -47,7 +167,8 @@ def account_of(
     )
     named = named_for(request)
     misses = explain(facts, named, lookup)
-    return tuple(misses), (*log.add(named.new, misses), *_answer_warnings(request, plan))
+    warnings = (*log.add(named.new, misses), *_answer_warnings(request, plan))
+    return tuple(misses), warnings
 
 
 def unsupported_account(request: Request, *_: object) -> Account:

@@ -14,18 +14,18 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ragkv.answer.completion import Completion
 from ragkv.answer.engine import ModelInfo
+from ragkv.answer.text import AnswerText, with_calls
 from ragkv.attend.graphs import release_kept
 from ragkv.config import DECODE_SETTINGS, DecodeConfig, ReuseConfig, StoreConfig
 from ragkv.config.options import AnswerOptions, ReuseOptions
 from ragkv.decode.generate import Drawn
 from ragkv.decode.listener import Listener, Progress
 from ragkv.decode.stopping import stops_of
-from ragkv.engine.account import unsupported_account
-from ragkv.engine.answer_text import AnswerText, with_calls
+from ragkv.engine.account import report_of, unsupported_account
 from ragkv.engine.check.quality import warn_if_garbled
 from ragkv.engine.check.verify import verified
 from ragkv.engine.pipeline import Pipeline
-from ragkv.engine.plan import Plan, report_of
+from ragkv.engine.plan import Plan
 from ragkv.engine.request import RemoteDecoder, Request, check_calibration
 from ragkv.engine.reuse import Reuse
 from ragkv.engine.settings import check_limits, check_settings, tier_bytes
@@ -56,23 +56,24 @@ class RagKV:
 
     Parameters
     ----------
-    model
-        A hub name or folder, a loaded transformers model (then with its tokenizer), or None: the
+    model, tokenizer
+        A hub name or folder, a loaded transformers model (with its tokenizer), or None for the
         embedded default, SmolLM2-135M-Instruct.
     store
-        A folder or a StoreConfig; None is the user's cache folder, ``":memory:"`` memory alone.
+        A folder or a StoreConfig; None is the user's cache folder, ``":memory:"`` only memory.
     reuse
-        How chunks are reused; any call can override its fields.
+        Settings of reuse; any call can override its fields.
     namespace
-        Entries of another namespace are never seen.
+        Entries of different namespaces are invisible to one another.
     device, dtype
-        Where and as what the model runs; None leaves it as it is, and multiplies float32 weights
-        that came from a quantised file (GGUF) in 4 bits or bfloat16 on a CPU.
+        The model's device and dtype; None keeps them, and multiplies float32 weights of a quantised
+        file (GGUF) in 4 bits or bfloat16 on a CPU.
     on_unsupported
         ``"full"`` serves a model whose caches cannot be moved exactly by full prefill.
     max_running, kv_bytes
-        Answers at once (16 unless set) and bytes of their keys and values (what else is in memory
-        leaves, on a CPU half of it): further requests wait. Engines over one model share them.
+        Largest number of simultaneous answers (default 16) and bytes of their keys and values
+        (default: the free memory, on a CPU half of it). Further requests wait. Engines over one
+        model share both limits.
     decoder
         Decodes answers elsewhere, such as ``vllm_ragkv.decoder.VllmDecoder``; None decodes here.
 
@@ -113,8 +114,9 @@ class RagKV:
         self._store = open_store(settings, namespace, device=loaded.device, costs=costs)
         self._reuse: Reuse | None = None
         self._requests = self._lock.shared(RequestQueue)
+        self._named = NamedChunks()
         if isinstance(loaded, ReusableModel):
-            self._reuse = Reuse.over(loaded, self._store, settings, costs)
+            self._reuse = Reuse.over(loaded, self._store, settings, costs, self._named)
         planner = None if self._reuse is None else self._reuse.planner()
         self._pipeline = Pipeline(loaded, self._requests, planner)
         try:
@@ -125,7 +127,6 @@ class RagKV:
         self._tier_bytes = tier_bytes(settings, self._store.tiers, loaded.device)
         self._requests.configure(max_running, kv_bytes, tiers=self._tier_bytes)
         self._lifecycle = Lifecycle()
-        self._named = NamedChunks()
         self._lock.join()
 
     @typed_memory_errors
@@ -144,19 +145,20 @@ class RagKV:
         Parameters
         ----------
         document
-            The name of a document whose chunks are exactly these texts. Its former chunks are
-            deleted, unless they are another document's, too.
+            The name of a document whose chunks are exactly these texts. Its previous chunks are
+            deleted, unless they also belong to a different document.
         revision
-            The document's state, such as its hash: the texts are a part of it, and others stay.
+            The document's state, such as its hash: chunks of the same revision stay.
         expires_in
-            Seconds until the chunks expire, the last of several; None is never, for new ones.
+            Seconds until the chunks expire; the latest of several times holds. None never expires
+            new chunks.
         show_progress
-            Say on standard error how far it is; None: by a bar in a terminal, else by lines.
+            Report progress on standard error; None shows a bar in a terminal, and lines elsewhere.
 
         Raises
         ------
         StoreFullError
-            The disk or quota is full, or will be; stored chunks remain.
+            The disk or the quota is full, or would be; stored chunks remain.
         """
         setting, chunks = self._configured(overrides), check_texts(texts)
         if self._reuse is None:
@@ -168,14 +170,14 @@ class RagKV:
 
     @typed_memory_errors
     def contains(self, text: str, **overrides: Unpack[ReuseOptions]) -> bool:
-        """Whether the chunk can be reused: stored for this model behind this sink."""
+        """Whether the chunk is stored for this model behind this sink."""
         config, _ = self._configured(overrides)
         with self._lifecycle:
             corpus = None if self._reuse is None else self._reuse.corpus
             return corpus is not None and corpus.contains(text, corpus.sinks.configured(config))
 
     def forget(self, text: str | None = None, *, document: str | None = None) -> int:
-        """Delete a chunk, or a document's own, also from former prompts; return how many."""
+        """Delete a chunk or a document's own chunks, history included; return their number."""
         if (text is None) == (document is None):
             raise ConfigError("forget takes a chunk's text or document=..., one of them")
         owner = self._store if self._reuse is None else self._reuse
@@ -184,6 +186,7 @@ class RagKV:
                 return owner.forget_document(check_document(document))
             return int(owner.delete(check_chunk(text)) > 0)
 
+    @typed_memory_errors
     def prefetch(
         self,
         texts: Sequence[str],
@@ -191,11 +194,11 @@ class RagKV:
         for_next_answer: bool = True,
         **overrides: Unpack[ReuseOptions],
     ) -> None:
-        """Name the chunks that were retrieved; start loading them in the background.
+        """Name retrieved chunks, and start loading them in the background.
 
-        Those that are not stored are encoded after the next answer whose prompt contains them,
-        unless ``on_miss`` is ``"skip"``. The next answer's report says of each why it was not
-        reused; not so without ``for_next_answer``, for a call that names them (``retrieved``).
+        Chunks that are not stored are encoded after the next answer whose prompt contains them,
+        unless ``on_miss`` is ``"skip"``. The next answer's report explains every chunk that was not
+        reused. Calls that name their chunks (``retrieved``) need no ``for_next_answer``.
         """
         with self._lifecycle:
             named = [text.strip() for text in check_texts(texts)]
@@ -204,8 +207,9 @@ class RagKV:
             if self._reuse is not None:
                 self._reuse.load(named, self._configured(overrides))
 
+    @typed_memory_errors
     def warm_up(self, **overrides: Unpack[ReuseOptions]) -> None:
-        """Do what the first answer would wait for: pack weights, encode the sink, run a prompt."""
+        """Prepare for the first answer: pack weights, encode the sink, run a prompt."""
         config, method = self._configured(overrides)
         with self._lifecycle:
             if self._reuse is not None:
@@ -220,7 +224,7 @@ class RagKV:
         Raises
         ------
         ModelInUseError
-            The calling thread itself holds the model, which that work may wait for.
+            The calling thread itself holds the model, which that work can wait for.
         """
         self._lock.refuse_reentry()
         with suppress(ClosedError), self._lifecycle:
@@ -253,15 +257,15 @@ class RagKV:
         ----------
         **options
             Fields of :class:`ragkv.DecodeConfig`, and of :class:`ragkv.ReuseConfig` for this call;
-            ``chat_template_kwargs``, variables of the chat template; ``retrieved``, chunks that
-            were retrieved for the prompt: the report accounts for each.
+            ``chat_template_kwargs``, variables of the chat template; ``retrieved``, the chunks
+            retrieved for the prompt, each of which the report accounts for.
         """
         request, decode = self._asked(prompt, **options)
         with self._lifecycle:
             return self._complete(request, decode)
 
     def stream(self, prompt: Prompt, **options: Unpack[AnswerOptions]) -> CompletionStream:
-        """Answer like :meth:`generate`, piece by piece, in a thread of its own."""
+        """Answer like :meth:`generate`, piece by piece, in a separate thread."""
         request, decode = self._asked(prompt, **options)
         return self._lifecycle.run_in_thread(
             partial(self._complete, request, decode),
@@ -281,11 +285,9 @@ class RagKV:
         decode = with_calls(DecodeConfig(**drawing), asked, self.tokenizer)
         clock, (config, method) = Clock(), self._configured(options)
         texts = tuple(text.strip() for text in check_texts(retrieved))
-        named, most = self._named.take(), decode.max_new_tokens
-        decoder, namespace = self._decoder, self.namespace
-        remote = None if decoder is None else decoder(self._loaded, namespace, decode)
-        request = Request(asked, config, method, clock, most, texts, named, remote)
-        return request, decode
+        named, most, decoder = self._named.take(), decode.max_new_tokens, self._decoder
+        remote = None if decoder is None else decoder(self._loaded, self.namespace, decode)
+        return Request(asked, config, method, clock, most, texts, named, remote), decode
 
     @typed_memory_errors
     def _complete(
@@ -300,7 +302,7 @@ class RagKV:
         listener = Listener(
             lambda token: on_text(answer.feed(token)),
             progress=progress,
-            top=decode.logprobs if request.remote is None else None,  # it records them itself
+            top=decode.logprobs if request.remote is None else None,  # remote decoders record them
             ends=lambda: answer.is_complete,
         )
         plan, drawn = self._pipeline.generate(
@@ -309,7 +311,8 @@ class RagKV:
         report = self._report(request, plan, drawn.first_token_at, drawn)
         on_text(answer.finish(cut_off=drawn.finish_reason != "stop"))
         self._follow_up(request, plan)
-        return answer.completion(drawn, report, decode.json_schema)
+        ids, reason, schema = drawn.token_ids, drawn.finish_reason, decode.json_schema
+        return answer.completion(ids, report, reason, drawn.logprobs, schema)
 
     def _report(
         self, request: Request, plan: Plan, first_token_at: float, drawn: Drawn | None = None
@@ -323,13 +326,13 @@ class RagKV:
             self._reuse.background.schedule_followups(request, plan)
 
     def turn(self) -> AbstractContextManager[object]:
-        """Hold the model's lock in the block: calls of your own are slower without, not wrong."""
+        """Hold the model's lock in the block, which makes direct calls of the model faster."""
         with self._lifecycle:
             return self._lock
 
     @property
     def loaded(self) -> LoadedModel:
-        """The transformers model and its tokenizer, for another engine over them."""
+        """The model with its tokenizer, to make a second engine over it."""
         return self._loaded
 
     @property
@@ -343,7 +346,7 @@ class RagKV:
         return info_of(self._loaded, self._reuse)
 
     def status(self) -> EngineStatus:
-        """Return the requests under way and the use of each tier."""
+        """Return the running requests and the use of each tier."""
         return status_of(self._requests, self._reuse)
 
     def tokenize(self, text: str) -> list[int]:
@@ -351,7 +354,7 @@ class RagKV:
         return list(self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
 
     def render(self, prompt: Prompt, chat_template_kwargs: Mapping[str, Any] | None = None) -> str:
-        """Return the text of a prompt that the model reads."""
+        """Return a prompt's text as the model reads it."""
         return render(prompt_of(prompt, chat_template_kwargs), self.tokenizer).text
 
     def sink_from(
@@ -371,10 +374,10 @@ class RagKV:
         return config, method
 
     def close(self) -> None:
-        """Wait for the answers under way, finish background work and release the store.
+        """Wait for running answers, finish background work and release the store.
 
-        Calls after it raise ClosedError. In a forked process it does nothing. Raises
-        ModelInUseError where the calling thread itself holds the model.
+        Later calls raise ClosedError. A forked process does nothing. Raises ModelInUseError if
+        the calling thread holds the model.
         """
         if self._lifecycle.forked:
             return

@@ -1,10 +1,10 @@
-"""Healing: chunks that are asked for together are computed exactly while no request runs.
+"""Healing: chunks that are requested together are computed exactly while no request runs.
 
-A *run* is a prompt up to the end of one of its chunks. One that was asked for twice, or that was
-prefetched, is computed behind its own tokens alone, chunk by chunk; what was computed is in the
-tree, whoever asks next. A chunk of the operator's behind nothing but others and the sink is a
-*version* besides (Cache-Craft): prompts that have it behind other chunks may take it in place of
-its entry, and it is kept in the store. What a prompt says beside such chunks is in no version.
+A *run* is a prompt up to the end of one of its chunks. A run that was requested twice, or was
+prefetched, is computed chunk by chunk, and every later prompt finds its rows in the tree. A stored
+chunk behind only the sink and stored chunks is also a *version* (Cache-Craft): prompts that have it
+behind different chunks can take the version instead of its entry, and the store keeps it. A version
+contains no other text of a prompt.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ from ragkv.store.version import PathSpan, Version, context_impact, digest_of_pat
 
 Paid = npt.NDArray[np.float64]
 MOST_RUNS = 512
-"""Runs whose requests are counted; the least recently asked is forgotten."""
+"""Number of runs whose requests are counted: the most recently requested ones."""
 ENOUGH = 2
-"""A run is healed once it was asked for so often."""
+"""Number of requests after which a run is healed."""
 _LONGEST_SEPARATOR = 32
 _GAP = "\n\n"
-"""Between prefetched chunks, until a prompt has shown another text."""
+"""Text between prefetched chunks, until a prompt shows a different separator."""
 
 
 class RunChunk(NamedTuple):
@@ -61,7 +61,7 @@ class RunChunk(NamedTuple):
     text
         The chunk's text.
     first, end
-        Its tokens, those alone that lie in it.
+        Its tokens, without those that extend beyond it.
     stop
         End of the last token that has a character of it.
     offsets
@@ -77,23 +77,23 @@ class RunChunk(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class _Run:
-    """Some chunks behind a sink; ``chain`` of them follow it, and one another, alone."""
+    """Chunks behind a sink. The first ``chain`` of them follow it, and one another, directly."""
 
     ids: IntArray
     chunks: tuple[RunChunk, ...]
     chain: int
     sink: Sink
-    begun: float  # what was deleted since is not kept
-    asked: int = 0
+    begun: float  # chunks that were deleted later are not kept
+    requests: int = 0
 
 
 class Healing:
-    """Counts what is asked for, and computes it.
+    """Counts the requests of runs, and computes the frequent ones.
 
     Parameters
     ----------
     budget
-        Bytes of the tree: a run of more than half of it is not healed.
+        Bytes of the tree. A run that needs more than half of them is not healed.
     """
 
     def __init__(
@@ -114,12 +114,12 @@ class Healing:
         self._works = False
         self._lock = threading.Lock()
         self.tokens = 0
-        """Tokens that were computed."""
+        """Number of computed tokens."""
 
-    # ---- what is asked for
+    # ---- requests
 
     def note(self, request: Request, plan: Plan) -> bool:
-        """Count a prompt's runs; return whether somebody has to call :meth:`work` now."""
+        """Count a prompt's runs; return whether the caller must start :meth:`work`."""
         located = plan.located
         sink, tokens = located.sink, located.tokens
         if sink is None or not request.uses_history or self._history.is_beyond(len(tokens)):
@@ -130,7 +130,7 @@ class Healing:
         usual = not isinstance(request.prompt, TokenIds) or np.array_equal(
             tokenize(located.rendered, self._corpus.loaded.tokenizer).ids, tokens.ids
         )
-        # versions are for others' prompts, which the tokenizer writes
+        # other prompts, which the tokenizer writes, use versions
         chain = _chain(located, sink, chunks) if usual else 0
         if chain == len(chunks):
             first, *others = located.known or ()
@@ -142,7 +142,7 @@ class Healing:
         return self._count(_Run(tokens.ids, chunks, chain, sink, request.clock.started, 1))
 
     def prefetch(self, texts: Sequence[str], sink: Sink) -> bool:
-        """Ask for the run of chunks in this order; return as :meth:`note` does."""
+        """Request the run of chunks in this order; return as :meth:`note` does."""
         begun = time.perf_counter()
         frame = self._frames.get(sink.rendered.text)
         head, gap = frame or (sink.rendered, _GAP)
@@ -174,38 +174,38 @@ class Healing:
                 run = self._runs.get(key)
                 if run is None:
                     chunks, chain = whole.chunks[:count], min(whole.chain, count)
-                    run = replace(whole, ids=ids.copy(), chunks=chunks, chain=chain, asked=0)
+                    run = replace(whole, ids=ids.copy(), chunks=chunks, chain=chain, requests=0)
                     self._runs[key] = run
-                run.asked += whole.asked
+                run.requests += whole.requests
                 run.begun = max(run.begun, whole.begun)
                 self._runs.move_to_end(key)
-                wanted |= run.asked >= ENOUGH
+                wanted |= run.requests >= ENOUGH
             while len(self._runs) > MOST_RUNS:
                 self._runs.popitem(last=False)
             works, self._works = self._works, self._works or wanted
             return wanted and not works
 
-    # ---- in the background
+    # ---- background work
 
     def work(self) -> None:
-        """Compute what was asked for often enough, the hottest run first."""
+        """Compute the frequent runs, the hottest first."""
         with suppress(Cancelled):
             while run := self._next():
                 try:
                     self._heal(run)
-                except Exception:  # the others may go on
+                except Exception:  # a later call continues
                     with self._lock:
                         self._works = False
                     raise
 
     def _next(self) -> _Run | None:
         with self._lock:
-            runs = [run for run in self._runs.values() if run.asked >= ENOUGH]
+            runs = [run for run in self._runs.values() if run.requests >= ENOUGH]
             if not runs:
                 self._works = False
                 return None
-            hottest = max(runs, key=lambda run: run.asked * len(run.ids))
-            hottest.asked = 0
+            hottest = max(runs, key=lambda run: run.requests * len(run.ids))
+            hottest.requests = 0
             return hottest
 
     def _heal(self, run: _Run) -> None:
@@ -221,7 +221,7 @@ class Healing:
                 self._keep(run, at, (cache.keys, cache.values), paid)
 
     def _is_exact(self, run: _Run, chunk: RunChunk) -> bool:
-        """Whether the tree has exact rows of the chunk, or has them now from the store."""
+        """Whether the tree has the chunk's exact rows, restored from the store if necessary."""
         path = run.ids[: chunk.stop]
         if self._history.exact_rows(path, run.sink.fingerprint).exact == chunk.stop:
             return True
@@ -230,13 +230,13 @@ class Healing:
         )
 
     def _compute(self, run: _Run, at: int) -> tuple[SplicedCache, Paid | None]:
-        """Compute one chunk of a run behind the others, which are exact.
+        """Compute one chunk of a run behind the exact rows of those before it.
 
         Returns
         -------
         tuple
-            The cache, and of a version the attention that its tokens pay to each chunk up to
-            itself, ``[tokens, chunks]``, a sum over the layers.
+            The cache, and for a version ``[tokens, chunks]`` the attention of its tokens to each
+            chunk up to itself, summed over the layers.
         """
         loaded, chunk = self._corpus.loaded, run.chunks[at]
         start = run.chunks[at - 1].stop if at else 0
@@ -253,7 +253,7 @@ class Healing:
         return cache, paid
 
     def _keep(self, run: _Run, at: int, rows: Rows, paid: Paid | None) -> None:
-        """Keep a chunk's rows, as a version too; requests need not wait for it."""
+        """Keep a chunk's rows, and its version; the model is free meanwhile."""
         chunk = run.chunks[at]
         model = run.sink.fingerprint
         self._history.keep_exact(run.ids[: chunk.stop], rows, model, run.begun)
@@ -263,11 +263,11 @@ class Healing:
             self._versions.keep(_version(run, at, paid / layers), own)
 
     def stop(self) -> None:
-        """End before the next layer; nothing is computed any more."""
+        """Stop before the next layer, for good."""
         self._idle.close()
 
     def drop(self, texts: Iterable[str] | None = None) -> None:
-        """Forget the runs of some chunks, or all."""
+        """Drop the runs of some chunks; None drops all."""
         gone = set(texts or ())
         with self._lock:
             for key, run in list(self._runs.items()):
@@ -276,7 +276,7 @@ class Healing:
 
 
 def chunks_of(located: Located) -> Iterable[RunChunk]:
-    """Yield the chunks that a prompt has whole, in its order."""
+    """Yield the prompt's chunks in order, up to the first that is not whole."""
     end = 0
     for span in located.known or ():
         if span.end - span.start != len(span.text):
@@ -289,7 +289,7 @@ def chunks_of(located: Located) -> Iterable[RunChunk]:
 
 
 def _chunk(tokens: Tokens, text: str, start: int) -> RunChunk:
-    """Return a chunk that begins at a character of the prompt."""
+    """Return the chunk at a character of the prompt."""
     end = start + len(text)
     own, stop = tokens.inside(start, end), tokens.touching(start, end).stop
     return RunChunk(text, own.start, own.stop, stop, tokens.offsets[own] - np.int32(start))
@@ -298,8 +298,8 @@ def _chunk(tokens: Tokens, text: str, start: int) -> RunChunk:
 def _chain(located: Located, sink: Sink, chunks: Sequence[RunChunk]) -> int:
     """Count the first chunks that follow the whole sink and one another.
 
-    Up to one that is repeated, or behind other text than a separator: more than a few characters
-    of punctuation could say something, and what cannot be seen could, too.
+    A repeated chunk ends the chain, and so does any text between chunks except a separator: a few
+    visible characters of punctuation, which carry no content.
     """
     ids = located.tokens.ids[: len(sink.ids)]
     if not np.array_equal(ids, sink.ids):
@@ -323,7 +323,7 @@ def _is_separator(gap: str) -> bool:
 def _attention(
     chunks: Sequence[RunChunk], layout: Layout, device: torch.device
 ) -> tuple[Paid, Observer]:
-    """Return what the last chunk's tokens will have paid to each, and what adds a layer to it."""
+    """Return the last chunk's attention to each chunk, and the observer that adds each layer's."""
     member = torch.zeros(len(layout), len(chunks), dtype=torch.float32, device=device)
     for group, each in enumerate(chunks):
         member[each.first : each.end, group] = 1.0
@@ -337,7 +337,7 @@ def _attention(
 
 
 def _version(run: _Run, at: int, paid: Paid) -> Version:
-    """Return the version that a chunk of a run is; ``paid`` is its tokens' attention."""
+    """Return the version of a run's chunk; ``paid`` is its tokens' attention."""
     chunk, before = run.chunks[at], run.chunks[:at]
     between = np.zeros((at + 1, at + 1))
     between[at] = paid.sum(axis=0)

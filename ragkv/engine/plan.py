@@ -1,4 +1,4 @@
-"""The states of a prompt, ``Located -> Plan -> Computed``, and the report on them."""
+"""The states of a prompt: ``Located -> Plan -> Computed``."""
 
 from __future__ import annotations
 
@@ -13,28 +13,22 @@ from transformers.cache_utils import Cache
 from ragkv.attend.forward import SubsetPass
 from ragkv.chunk.kv import KnownChunk, LayeredKV
 from ragkv.chunk.sinks import Sink
-from ragkv.decode.generate import Drawn
-from ragkv.engine.request import Request
 from ragkv.history.node import PrefixMatch
 from ragkv.prompt.find import Span
 from ragkv.prompt.render import Rendered
 from ragkv.prompt.tokens import IntArray, Tokens
 from ragkv.recompute.repair import Repair
-from ragkv.report.account import ChunkUse, Decoding, Miss, PromptTokens, ReuseReport, Source
-from ragkv.report.trace import Trace
+from ragkv.report.account import Source
 from ragkv.select.choose import Choice
 from ragkv.splice.buffer import SplicedCache
 from ragkv.splice.layout import Layout, Origin, lay_out
 from ragkv.store.entry.lazy import LazyKV
 from ragkv.store.version import PlacedVersion
 
-Account = tuple[tuple[Miss, ...], tuple[str, ...]]
-"""The chunks that were not reused, and the warnings on them."""
-
 LocatedEntry = tuple[LayeredKV, int, int]
 """An entry, and the characters of the prompt, start and end, that are its text or its head."""
 
-_SOURCES: dict[type, Source] = {PlacedVersion: "version", KnownChunk: "former"}
+_SOURCES: dict[type, Source] = {PlacedVersion: "version", KnownChunk: "history"}
 _NO_IDS = np.zeros(0, dtype=np.int32)
 
 
@@ -188,109 +182,3 @@ class Computed:
         if self.logits is None or self.cache is None:
             raise RuntimeError("another process, or transformers' own loop, computes the prompt")
         return self.logits, self.cache
-
-
-def report_of(
-    request: Request,
-    plan: Plan,
-    first_token_at: float,
-    *,
-    dtype: str,
-    drawn: Drawn | None = None,
-    account: Account = ((), ()),
-) -> ReuseReport:
-    """Account for every token and every second, up to the first token or to ``drawn``'s last.
-
-    Parameters
-    ----------
-    account
-        The chunks that were not reused, and the warnings.
-    """
-    origin = _with_versions(plan)
-    counts = np.bincount(origin, minlength=len(Origin)).tolist()
-    sink, reused, recomputed, fresh, exact, repaired, version = counts
-    steps = request.clock.steps
-    ttft = first_token_at - request.clock.started
-    copies = plan.repair.copies
-    return ReuseReport(
-        method=request.method.name,
-        recompute_ratio=request.config.recompute_ratio,
-        effective_ratio=recomputed / max(1, len(plan.layout.cached)),
-        ttft_s=ttft,
-        tokens=PromptTokens(
-            sink=sink,
-            history_exact=exact,
-            history_repaired=repaired,
-            reused=reused,
-            version=version,
-            recomputed=recomputed,
-            fresh=fresh,
-            exact=_exact_tokens(plan),
-            ahead=0 if copies is None else copies.repaired,
-            handed_over=0 if request.remote is None else request.remote.handed_over,
-        ),
-        decode=Decoding() if drawn is None else _decoding(drawn),
-        steps={**steps, "first_token": ttft - sum(steps.values())},
-        chunks=_uses(plan, origin),
-        misses=account[0],
-        positions=origin.tobytes(),
-        warnings=(*plan.warnings, *account[1]),
-        dtype=dtype,
-        choice=plan.choice.reason,
-        not_loaded="" if request.remote is None else request.remote.not_loaded,
-        trace=Trace(
-            plan.located.text,
-            plan.located.tokens.offsets,
-            _scores(plan),
-            attention=request.method.auto == "attention",
-        ),
-    )
-
-
-def _with_versions(plan: Plan) -> npt.NDArray[np.uint8]:
-    """Return the plan's origins, versions' rows told from entries'."""
-    origin = plan.origin
-    for piece in plan.layout.placed:
-        if isinstance(piece.entry, PlacedVersion):
-            origin[piece.slots[origin[piece.slots] == Origin.CACHED]] = Origin.VERSION
-    return origin
-
-
-def _exact_tokens(plan: Plan) -> int:
-    if plan.cache is None:
-        return 0
-    layout = plan.layout
-    return max(layout.exact, 0 if layout.former is None else layout.former.exact)
-
-
-def _decoding(drawn: Drawn) -> Decoding:
-    return Decoding(
-        tokens=len(drawn.token_ids),
-        seconds=drawn.last_token_at - drawn.first_token_at,
-        steps=drawn.steps,
-        drafted=drawn.drafted,
-        accepted=drawn.accepted,
-        blocks=drawn.blocks,
-        blocks_read=drawn.blocks_read,
-    )
-
-
-def _scores(plan: Plan) -> npt.NDArray[np.float32]:
-    """``[tokens]``: the ranking of the cached tokens, NaN elsewhere."""
-    scores = np.full(len(plan.ids), np.nan, dtype=np.float32)
-    if plan.choice.scores is not None:
-        scores[plan.layout.cached] = plan.choice.scores
-    return scores
-
-
-def _uses(plan: Plan, origin: npt.NDArray[np.uint8]) -> tuple[ChunkUse, ...]:
-    """Return the chunks of which the prompt has rows, in its order."""
-    uses = []
-    for piece in plan.layout.placed:
-        source = _SOURCES.get(type(piece.entry), "entry")
-        counts = np.bincount(origin[piece.start : piece.end], minlength=len(Origin))
-        recomputed, fresh = int(counts[Origin.RECOMPUTED]), int(counts[Origin.FRESH])
-        reused = piece.end - piece.start - recomputed - fresh
-        text = piece.entry.text
-        uses.append(ChunkUse(text, piece.start, piece.end, reused, recomputed, source))
-    return tuple(uses)

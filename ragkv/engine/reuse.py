@@ -7,12 +7,13 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Self
 
+from ragkv.chunk.sinks import Sink
 from ragkv.config import ReuseConfig, StoreConfig
-from ragkv.engine.account import account_of
-from ragkv.engine.auxiliaries import Auxiliaries
+from ragkv.engine.account import Account, account_of
 from ragkv.engine.background import Background
+from ragkv.engine.check.verify import verified
 from ragkv.engine.healing import Healing
-from ragkv.engine.plan import Account, Plan
+from ragkv.engine.plan import Plan
 from ragkv.engine.planner import Planner
 from ragkv.engine.request import Request
 from ragkv.explain.miss_log import MissLog
@@ -21,21 +22,61 @@ from ragkv.history.tree import PrefixTree
 from ragkv.history.versions import Versions
 from ragkv.ingest.arguments import check_revision
 from ragkv.ingest.corpus import Corpus
-from ragkv.ingest.encode import encode
-from ragkv.model.loaded import ReusableModel
+from ragkv.ingest.encode import encode, get_or_encode
+from ragkv.model.default_model import DEFAULT_MODEL
+from ragkv.model.load import load_model
+from ragkv.model.loaded import ReusableModel, require_reusable
 from ragkv.model.lock import lock_of
 from ragkv.model.memory import default_history
+from ragkv.prompt.render import chat_head
 from ragkv.report.account import PrecomputeReport
+from ragkv.retrieve.named import NamedChunks
 from ragkv.schedule.beside import PassesBesideRequests
 from ragkv.schedule.requests import RequestQueue
 from ragkv.select import Method
+from ragkv.select.auxiliary import Auxiliary
 from ragkv.store.chunk_store import ChunkStore
 from ragkv.store.types import TierUse
 
 
+class Auxiliaries:
+    """The auxiliary models of an engine, loaded by name, with their entries of the same chunks.
+
+    Parameters
+    ----------
+    primary
+        The engine's own corpus: a model can be its own auxiliary.
+    make
+        Makes the corpus of a different model in the same store.
+    """
+
+    def __init__(self, primary: Corpus, make: Callable[[ReusableModel], Corpus]) -> None:
+        self._make = make
+        self._corpora = {primary.loaded.name: primary}
+
+    def corpus(self, config: ReuseConfig) -> tuple[Corpus, Sink]:
+        """Return the corpus of the configured auxiliary model, and its sink."""
+        name = config.auxiliary_model or DEFAULT_MODEL
+        if name not in self._corpora:
+            loaded = verified(load_model(name, None, device="cpu"), "raise")
+            self._corpora[name] = self._make(require_reusable(loaded))
+        corpus = self._corpora[name]
+        return corpus, corpus.sinks.of(chat_head(corpus.loaded.tokenizer))
+
+    def scorer(self, config: ReuseConfig) -> Auxiliary:
+        """Return the scorer of chunks. It encodes missing chunks."""
+        corpus, sink = self.corpus(config)
+        keep = config.on_miss == "store"
+        return Auxiliary(
+            corpus.loaded,
+            sink.rows,
+            lambda text: get_or_encode(corpus, text, sink, keep=keep),
+        )
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Reuse:
-    """The model's chunks and their versions, former prompts, healing, auxiliary models."""
+    """The model's chunks and their versions, history, healing and auxiliary models."""
 
     corpus: Corpus
     auxiliaries: Auxiliaries
@@ -52,8 +93,9 @@ class Reuse:
         store: ChunkStore,
         settings: StoreConfig,
         costs: Callable[[int, int], float] | None,
+        named: NamedChunks,
     ) -> Self:
-        """Make them over a store; ``costs`` are those that the store weighs entries by."""
+        """Return the parts over a store; ``costs`` are those that the store weighs entries by."""
 
         def make(model: ReusableModel) -> Corpus:
             return Corpus(model, store, PassesBesideRequests(model), settings.codec)
@@ -68,7 +110,7 @@ class Reuse:
             loaded, store, history, corpus.has, lossless=corpus.is_lossless, writable=writable
         )
         healing = Healing(corpus, history, versions, requests, budget)
-        background = Background(corpus, history, versions, healing, writable=writable)
+        background = Background(corpus, history, versions, healing, named, writable=writable)
         made = cls(corpus, Auxiliaries(corpus, make), background, history, versions, healing)
         corpus.on_removed = made._drop
         return made
@@ -116,30 +158,30 @@ class Reuse:
         return reports[0]
 
     def load(self, named: Sequence[str], setting: tuple[ReuseConfig, Method]) -> None:
-        """Start loading chunks that the next prompts will contain."""
+        """Start loading the chunks of the next prompts."""
         config, method = setting
         heal = config.history and method.uses_chunks
         self.background.fetch(named, partial(self.corpus.sinks.configured, config), heal=heal)
 
     def delete(self, text: str) -> int:
-        """Delete a chunk, and what former prompts left of it; return the number of entries."""
+        """Delete a chunk, and its rows in the history; return the number of entries."""
         deleted = self._drop_after(self.corpus.forget(text))
-        if not deleted:  # it may have been evicted before
+        if not deleted:  # the entry can be evicted already
             self._drop([text])
         return deleted
 
     def forget_document(self, document: str) -> int:
-        """Delete a document's own chunks, and what former prompts left; return how many."""
+        """Delete a document's own chunks, and their rows in the history; return their number."""
         return self._drop_after(self.corpus.store.forget_document(document))
 
     def account(self, request: Request, plan: Plan) -> Account:
-        """Return the chunks that were not reused, and what the user could change."""
+        """Return the chunks that were not reused, and the warnings."""
         stores = self.background.stores(request)
         return account_of(request, plan, self.corpus, self.miss_log, stores=stores)
 
     @property
     def tiers(self) -> tuple[TierUse, ...]:
-        """Bytes and hits of the store's tiers, of former prompts and of versions."""
+        """Bytes and hits of the store's tiers, of the history and of versions."""
         return (
             *self.corpus.store.tiers_in_use(),
             *self.history.in_use(),
@@ -152,7 +194,7 @@ class Reuse:
         return deleted
 
     def _drop(self, texts: Sequence[str] | None) -> None:
-        """Drop what depends on some chunks; None for any."""
+        """Drop everything that depends on some chunks; None is all chunks."""
         if texts is None:
             self.history.clear()
         else:

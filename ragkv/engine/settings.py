@@ -1,4 +1,4 @@
-"""Check an engine's settings before its model is loaded, which may take minutes."""
+"""Check an engine's settings before its model is loaded, which can take minutes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ragkv.store.tiers.tier import MemoryTier
 
 
 def check_limits(max_running: int | None, kv_bytes: int | None) -> None:
-    """Raise ConfigError for limits of what runs at once that cannot be; None is no limit given."""
+    """Raise ConfigError for limits out of range; None is no limit."""
     if max_running is not None:
         check_whole("max_running", max_running, 1, 4096)
     if kv_bytes is not None:
@@ -27,7 +27,7 @@ def check_limits(max_running: int | None, kv_bytes: int | None) -> None:
 
 
 def tier_bytes(settings: StoreConfig, tiers: Iterable[MemoryTier], device: torch.device) -> int:
-    """Return the budgets of what a store and its engine keep in the model's memory, in bytes."""
+    """Return the bytes of the store's tiers and the history that share memory with the model."""
     if device.type != "cpu":
         return sum(tier.budget for tier in tiers if tier.device.type == device.type)
     history = settings.history_bytes
@@ -56,9 +56,9 @@ def check_settings(
     Raises
     ------
     ConfigError, UnknownMethodError
-        One of them is wrong.
+        A setting is invalid.
     ModelNotFoundError
-        There is no folder of the model, or of the auxiliary one.
+        The folder of the model, or of the auxiliary model, does not exist.
     """
     reuse = ReuseConfig() if reuse is None else reuse
     if not isinstance(reuse, ReuseConfig):

@@ -1,8 +1,8 @@
-"""What an engine says of its model, its requests and its memory."""
+"""The state of an engine: its model, its requests and its memory."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ragkv.answer.engine import ModelInfo
 from ragkv.engine.reuse import Reuse
@@ -18,28 +18,33 @@ class EngineStatus:
     Attributes
     ----------
     running, waiting
-        Requests over the model that have begun and not ended, and those that wait for their turn.
+        Numbers of the model's running requests, and of those that wait for a turn.
+    max_running
+        The limit of running requests.
     tiers
-        Bytes and hits of each tier, of former prompts and of versions.
+        Bytes and hits of each tier, of the history and of versions.
     healed_tokens
-        Tokens of chunks that were computed exactly while no request ran.
+        Number of tokens that were computed exactly while no request ran.
     """
 
     running: int
     waiting: int
-    tiers: tuple[TierUse, ...]
+    max_running: int
+    tiers: tuple[TierUse, ...] = ()
     healed_tokens: int = 0
 
 
 def info_of(loaded: LoadedModel, reuse: Reuse | None) -> ModelInfo:
-    """Return what is known of an engine's model; without ``reuse``, it has no fingerprint."""
+    """Return the facts of an engine's model; without ``reuse`` it has no fingerprint."""
     digest = None if reuse is None else reuse.corpus.sinks.fingerprint.digest
-    known = (loaded.name, digest, loaded.positions, loaded.unsupported)
-    own = getattr(loaded.model, "generation_config", None)
-    return ModelInfo(*known, bool(loaded.tokenizer.chat_template), own)
+    template = bool(loaded.tokenizer.chat_template)
+    config = getattr(loaded.model, "generation_config", None)
+    return ModelInfo(loaded.name, digest, loaded.positions, loaded.unsupported, template, config)
 
 
 def status_of(requests: RequestQueue, reuse: Reuse | None) -> EngineStatus:
     """Return an engine's state at this moment."""
-    known = ((), 0) if reuse is None else (reuse.tiers, reuse.healing.tokens)
-    return EngineStatus(requests.running, requests.waiting, *known)
+    status = EngineStatus(requests.running, requests.waiting, requests.max_running)
+    if reuse is None:
+        return status
+    return replace(status, tiers=reuse.tiers, healed_tokens=reuse.healing.tokens)

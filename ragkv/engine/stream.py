@@ -31,9 +31,9 @@ class Prefilled:
     token_ids
         The prompt's tokens.
     cache
-        A transformers Cache over all prompt tokens, for calls of the model that go on from it.
+        A transformers Cache over all prompt tokens, for calls of the model that continue from it.
     copies
-        Repair of what an answer copies, during decoding; None for nothing.
+        Repair of copied tokens during decoding; None if the method has none.
     """
 
     logits: torch.Tensor
@@ -45,7 +45,7 @@ class Prefilled:
 
 _PATIENCE_S = 5.0
 _DEADLOCK = (
-    "This thread holds the model, for which the stream waits: read it outside of `with kv.turn():`."
+    "This thread holds the model that the stream waits for: read it outside of `with kv.turn():`."
 )
 OnText = Callable[[str], None]
 Run = Callable[[OnText, Callable[[], bool], Progress], Completion]
@@ -75,11 +75,11 @@ class CompletionStream(TextStream):
     Parameters
     ----------
     run
-        Generates, in a thread of its own. Takes a callback for text pieces, one that returns
-        whether to end, which it calls now and then while it waits for the model and after every
-        token, and what it counts and records.
+        Generates in a separate thread. Takes a callback for pieces of text, one that returns
+        whether to end (called while waiting for the model and after every token), and the progress
+        to update.
     holds_model
-        Returns whether the calling thread holds the model, for which ``run`` waits.
+        Returns whether the calling thread holds the model that ``run`` waits for.
     """
 
     def __init__(self, run: Run, *, holds_model: Callable[[], bool] = lambda: False) -> None:
@@ -131,12 +131,12 @@ class CompletionStream(TextStream):
 
     @property
     def logprobs(self) -> tuple[TokenLogprobs, ...]:
-        """The log-probabilities of the tokens so far, where they were asked for."""
+        """The log-probabilities of the tokens so far, if requested."""
         return tuple(self._running.progress.logprobs)
 
     @property
     def tokens(self) -> tuple[int, int]:
-        """How many tokens the prompt has, and the answer so far."""
+        """Numbers of tokens of the prompt, and of the answer so far."""
         return self._running.progress.prompt_tokens, self._running.progress.tokens
 
     @property
@@ -145,10 +145,10 @@ class CompletionStream(TextStream):
         return self._running.progress.chunks
 
     def close(self, *, wait: bool = True) -> None:
-        """End the generation after the current token.
+        """End the generation after the current token, or before it begins.
 
-        One that still waits for the model does not begin. This returns when it has ended, or at
-        once without ``wait`` and in a thread that has the model.
+        Returns when the generation has ended; immediately if ``wait`` is False or the calling
+        thread holds the model.
         """
         self._running.cancelled.set()
         if wait and not self._holds_model():

@@ -1,4 +1,4 @@
-"""Explain: why chunks of a prompt, or retrieved for it, were not reused. Reads only values."""
+"""Reasons why chunks of a prompt, or retrieved for it, were not reused."""
 
 from ragkv.explain.misses import Facts, Lookup, explain, unsupported
 

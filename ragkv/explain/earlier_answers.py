@@ -1,4 +1,4 @@
-"""Which earlier answers of a chat are computed anew, and why."""
+"""The warning for earlier answers of a chat that are recomputed."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from ragkv.prompt.chat import Chat
 from ragkv.prompt.find import is_registrable
 
 _HEAD_CHANGED = (
-    "the prompt begins with no former prompt (other documents before the conversation, or in "
-    "another order?); keep its beginning and put new documents after the conversation"
+    "the prompt does not begin like an earlier one (different documents before the conversation, "
+    "or in a different order?); keep its beginning and put new documents after the conversation"
 )
 _CHANGED_AT = (
-    "former prompts and answers agree with this one only up to {text!r}; send earlier messages as "
-    "they were (has an agent rewritten an answer?)"
+    "earlier prompts and answers equal this one only up to {text!r}; send earlier messages "
+    "unchanged (has an agent rewritten an answer?)"
 )
 _SHOWN_CHARS = 60
 
@@ -21,18 +21,18 @@ _SHOWN_CHARS = 60
 def answer_warnings(
     chat: Chat, text: str, known_chars: int, reused: Collection[str]
 ) -> tuple[str, ...]:
-    """Return a warning if earlier answers are neither continued nor reused.
+    """Return a warning if earlier answers are neither in the history nor reused as chunks.
 
-    Answers that are too short to be chunks are ignored.
+    Answers too short for a chunk are ignored.
 
     Parameters
     ----------
     text
         The rendered chat.
     known_chars
-        Number of its first characters whose rows earlier prompts left.
+        Number of its first characters with rows in the history.
     reused
-        The texts of the chunks that were reused.
+        The texts of the reused chunks.
     """
     contents = [each["content"] for each in chat if each["role"] == "assistant"]
     answers = [content.strip() for content in contents if isinstance(content, str)]
@@ -48,4 +48,4 @@ def answer_warnings(
     verb = "was" if len(anew) == 1 else "were"
     shown = text[known_chars : known_chars + _SHOWN_CHARS]
     why = _CHANGED_AT.format(text=shown) if known_chars else _HEAD_CHANGED
-    return (f"{len(anew)} of {len(answers)} earlier answers {verb} computed anew: {why}",)
+    return (f"{len(anew)} of {len(answers)} earlier answers {verb} recomputed: {why}",)

@@ -1,4 +1,4 @@
-"""One line of the log for a prompt's misses, and the warnings among them."""
+"""The log line of a prompt's misses, and their warnings."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ _log = logging.getLogger(__name__)
 
 
 class MissLog:
-    """Logs misses; a reason is logged as a warning the first time."""
+    """Logs misses: as a warning when a reason first occurs, then as information."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._logged: set[str] = set()
 
     def add(self, named: Sequence[str], misses: Sequence[Miss]) -> tuple[str, ...]:
-        """Log one line on a prompt's misses; return its warnings.
+        """Log a prompt's misses in one line; return the warnings.
 
         Parameters
         ----------
         named
-            The chunks that were named for the prompt.
+            The chunks named for the prompt.
         """
         if not misses:
             return ()
@@ -35,7 +35,7 @@ class MissLog:
         all_named = len(named) > 1 and {miss.chunk for miss in misses} <= heads
         of = f"Of the {len(named):,} retrieved chunks, " if all_named else ""
         verb = "was" if len(misses) == 1 else "were"
-        all_of = f"{of}{len(misses)} {verb} not reused, or not whole. " if of else ""
+        all_of = f"{of}{len(misses)} {verb} not reused or only in part. " if of else ""
         with self._lock:
             new = {miss.reason for miss in misses} - self._logged
             self._logged |= new

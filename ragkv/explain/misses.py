@@ -1,4 +1,4 @@
-"""Every chunk that was not reused, with its reason."""
+"""The chunks that were not reused, with their reasons."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ DAMAGED = frozenset({"tokens", "checksum", "format", "unreadable"})
 
 _HEAD_CHARS = 80
 _EDGES = 2
-"""Tokens that a chunk can share with the text around it."""
+"""Most tokens of a chunk that are shared with the text around it."""
 
 _UNSURE = PARTIAL | {"left_out"}
-"""Reasons that are wrong for a chunk that was named for another prompt."""
+"""Reasons that do not apply to a chunk named for an earlier prompt."""
 
 _UNFIT = frozenset({"too_long", "unknown_token"})
 _STORED_NEXT = DAMAGED | {"absent", "fingerprint", "evicted", "deleted"}
@@ -32,20 +32,20 @@ _STORED_NEXT = DAMAGED | {"absent", "fingerprint", "evicted", "deleted"}
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Facts:
-    """What became of a prompt.
+    """A prompt, and what was reused in it.
 
     Attributes
     ----------
     text, tokens
         The prompt.
     origin
-        ``[tokens]`` uint8: an :class:`Origin` each.
+        ``[tokens]`` uint8: each token's :class:`Origin`.
     spans
         The known chunks in the prompt; None if the method does not search for them.
     missed
-        The texts of those without a usable entry, each with its reason.
+        The texts of the known chunks without a usable entry, with their reasons.
     uses_chunks
-        Whether the method places chunks wherever they are in the prompt.
+        Whether the method places chunks anywhere in the prompt.
     stores_missed
         Whether missed chunks are encoded after the answer.
     """
@@ -61,16 +61,16 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class Lookup:
-    """What a process knows of chunks that it cannot use.
+    """Knowledge about unusable chunks.
 
     Attributes
     ----------
     is_known
         Whether a text is a chunk of the namespace.
     reason_of
-        Why a text is not stored; empty if that is unknown.
+        Why a text is not stored; empty if unknown.
     differences
-        What differs between a stored chunk and the model, such as ``another sink``.
+        The differences between a stored chunk and the model, such as ``another sink``.
     """
 
     is_known: Callable[[str], bool]
@@ -79,7 +79,7 @@ class Lookup:
 
 
 def explain(facts: Facts, named: Retrieved, lookup: Lookup) -> list[Miss]:
-    """Return the chunks in the prompt, or named for it, that were not reused or not whole."""
+    """Return the chunks in the prompt, or named for it, that were not or only partly reused."""
     prompt = _Explained(facts, lookup)
     reasons = {text: prompt.reason_of_found(text, reason) for text, reason in facts.missed}
     for text in named.new:
@@ -96,12 +96,12 @@ def explain(facts: Facts, named: Retrieved, lookup: Lookup) -> list[Miss]:
 
 
 def unsupported(texts: Iterable[str]) -> list[Miss]:
-    """Return the misses of chunks that were named for a model whose caches cannot be reused."""
+    """Return the misses of chunks named for a model whose caches cannot be reused."""
     return [Miss(head_of(text), "unsupported") for text in dict.fromkeys(texts)]
 
 
 def head_of(text: str) -> str:
-    """Return the part of a chunk's text that a report has."""
+    """Return the beginning of a chunk's text, for reports."""
     return text[:_HEAD_CHARS]
 
 
@@ -116,7 +116,7 @@ class _Explained:
         }
 
     def reason_of(self, text: str) -> str | None:
-        """Return why a chunk was not reused, or not whole; None if it was."""
+        """Return why a chunk was not reused, or only in part; None if it was."""
         if self._facts.spans is None:
             return "method"
         if span := self._whole.get(text):
@@ -130,7 +130,7 @@ class _Explained:
         return (self._lookup.reason_of(text) or reason) if reason == "absent" else reason
 
     def half_used(self) -> list[str]:
-        """Return the known chunks of which the prompt has half or more, but not all."""
+        """Return the known chunks of which the prompt contains at least half, but not all."""
         return [
             span.text
             for span in self._spans
@@ -151,7 +151,7 @@ class _Explained:
         return "unaligned" if self._facts.uses_chunks else "method"
 
     def _reason_of_unknown(self, text: str, start: int) -> str | None:
-        """Return the reason of a chunk that was not found where the prompt has it verbatim."""
+        """Return the reason of an unknown chunk that the prompt contains verbatim."""
         end = start + len(text)
         origins = self._origins(start, end)
         if (origins == Origin.FRESH).sum() <= _EDGES:
@@ -164,7 +164,7 @@ class _Explained:
         return self._lookup.reason_of(text) or "absent"
 
     def _reason_of_absent(self, text: str) -> str | None:
-        """Return the reason of a chunk that the prompt does not have verbatim."""
+        """Return the reason of a chunk that the prompt does not contain verbatim."""
         if reason := self._rest.reason_of(text):
             known = self._lookup.reason_of(text)
             return known if known in _UNFIT else reason
@@ -181,7 +181,7 @@ class _Explained:
 
     @cached_property
     def _rest(self) -> Rewritten:
-        """The prompt without the known chunks that it has whole."""
+        """The prompt without the known chunks that it contains whole."""
         parts, at = [], 0
         for span in sorted(self._whole.values(), key=lambda span: span.start):
             parts.append(self._facts.text[at : span.start])
@@ -190,9 +190,9 @@ class _Explained:
 
     @cached_property
     def _other_forms(self) -> Rewritten:
-        """The known chunks that the prompt has whole."""
+        """The known chunks that the prompt contains whole."""
         return Rewritten("\0".join(self._whole))
 
     def _origins(self, start: int, end: int) -> npt.NDArray[np.uint8]:
-        """``[tokens]``: the origin of some characters' tokens."""
+        """The origins of the characters' tokens, ``[tokens]``."""
         return self._facts.origin[self._facts.tokens.touching(start, end)]

@@ -1,4 +1,4 @@
-"""A chunk's text in a prompt that does not contain it verbatim."""
+"""Recognition of chunks whose text a prompt contains in a changed form."""
 
 from __future__ import annotations
 
@@ -15,23 +15,24 @@ import numpy.typing as npt
 from ragkv.prompt.rolling import Hashes, code_points, window_hashes
 
 PARTIAL = frozenset({"cut", "shortened"})
-"""Reasons of a chunk of which the prompt has a part: another chunk can have the same part."""
+"""Reasons of a chunk that the prompt contains in part. Another chunk can contain the same part."""
 
 _WINDOW = 32
-"""Letters by which a part of a chunk is recognised in a prompt."""
+"""Letters of a window: the unit in which parts of a chunk are recognised."""
 
 _LEAST_SHARE, _LEAST_LETTERS = 0.2, 200
-"""A part counts from this share of a chunk, or this number of letters: many chunks share a head."""
+"""Least share of a chunk, or number of letters, that counts as a part: many chunks share a head."""
 
 _SHORTEST = 8
 """Letters of a piece between two recognised parts."""
 
 _ESCAPED = re.compile(r"\\(u[0-9a-fA-F]{4}|x[0-9a-fA-F]{2}|.)", re.DOTALL)
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _CONTROLS = {"n": "\n", "r": "\r", "t": "\t", "b": "\b", "f": "\f"}
 _HEAD_LINES = re.compile(
     r"(?:[^\n:]{1,40}: [^\n]*\n|[^\n:()]{1,60}:\n|<[^\n]{1,80}>\n)+\n*(?=.{16})", re.DOTALL
 )
-"""Metadata before a text, as frameworks write it: ``key: value``, a label, a tag."""
+"""Metadata before a text, as frameworks format it: ``key: value``, a label, a tag."""
 
 _LAST_LINE = re.compile(r"\n[^\n]{1,80}\Z")
 _JSON_VALUE = re.compile(r":\s*\\*\"$")
@@ -42,11 +43,11 @@ _SENTENCE_ENDS = ".!?"
 
 
 def _unescaped(text: str) -> str:
-    """Undo a string's escapes, of Python, JSON or HTML, however deep."""
+    """Undo a string's Python, JSON and HTML escapes, also nested ones."""
     before = ""
     while "\\" in text and text != before:
         before, text = text, _ESCAPED.sub(_character, text)
-    if any("\ud800" <= char <= "\udfff" for char in ("" if text.isascii() else text)):
+    if _SURROGATE.search(text):
         text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     return html.unescape(text)
 
@@ -86,18 +87,18 @@ _FORMS: dict[str, Callable[[str], str]] = {
     "characters": _plain,
     "html": lambda text: _plain(html.unescape(text)),
 }
-"""The form in which a text and its changed copy are equal, by the change; the weakest first."""
+"""Normal forms by the change that they undo, the smallest change first."""
 
 
 class Rewritten:
-    """A prompt that is searched for chunks that it does not contain verbatim.
+    """Searches a prompt for chunks that it does not contain verbatim.
 
     Parameters
     ----------
     prompt
         The part of the prompt to search.
     whole
-        The prompt; empty if it is searched as a whole.
+        The whole prompt; empty if ``prompt`` is that.
     """
 
     def __init__(self, prompt: str, whole: str = "") -> None:
@@ -106,7 +107,7 @@ class Rewritten:
         self._form = cache(lambda form: form(prompt))
 
     def reason_of(self, text: str) -> str | None:
-        """Return what was done to a chunk, a report's reason; None if the prompt has none of it."""
+        """Return how a chunk was changed, as a reason; None if the prompt has none of it."""
         letters = _letters(text)
         if self._contains(letters):
             for reason, form in _FORMS.items():
@@ -119,7 +120,7 @@ class Rewritten:
         return known or self._reason_of_part(text, letters, len(_letters(head)))
 
     def _reason_of_body(self, head: str, text: str) -> str | None:
-        """Return the reason of a chunk whose body is there behind another head, or none."""
+        """Return the reason of a chunk whose body is in the prompt without its own head."""
         for body in (_letters(text), _letters(_LAST_LINE.sub("", text))):
             if self._contains(body) and not self._contains(head + body):
                 return "enlarged" if self._has_between(head, body) else "metadata"
@@ -129,18 +130,18 @@ class Rewritten:
         return len(letters) >= _WINDOW // 2 and letters in self._form(_letters)
 
     def _has_between(self, head: str, body: str) -> bool:
-        """Whether other text than a label stands between the letters of a head and a body."""
+        """Whether text other than a label is between the letters of a head and a body."""
         before, _, _ = _letters(self._whole).partition(body)
         _, found, between = before.rpartition(head)
         return bool(found and between) and not between.endswith(":")
 
     def _reason_of_part(self, text: str, letters: str, head: int) -> str | None:
-        """Return what was done to a chunk that is not there as a whole.
+        """Return how a chunk was changed of which the prompt contains a part.
 
         Parameters
         ----------
         head
-            Number of letters of the lines before its body.
+            Number of letters in the lines before its body.
         """
         there = _are_in(_windows(letters), self._windows)
         if not there.any():
@@ -171,14 +172,14 @@ class Rewritten:
         return np.unique(_windows(self._form(_plain)))
 
     def _kind_of_string(self, text: str) -> str:
-        """Return whether Python or JSON wrote the string that has the chunk."""
+        """Return ``list`` or ``json``: the format of the string that contains the chunk."""
         heads = [json.dumps(text)[1:_WINDOW], json.dumps(text, ensure_ascii=False)[1:_WINDOW]]
         at = max(map(self._prompt.find, heads))
         if at < 0:
             by_python = repr(text)[1:_WINDOW] in self._prompt or '\\"' not in self._prompt
             return "list" if by_python else "json"
         before = self._prompt[max(0, at - _WINDOW) : at]
-        python_too = "'" in text and '"' not in text  # then Python takes double quotes as well
+        python_too = "'" in text and '"' not in text  # then Python's repr has double quotes too
         if before.endswith('"') and (not python_too or _JSON_VALUE.search(before)):
             return "json"
         return "list"
@@ -189,7 +190,7 @@ def _windows(letters: str) -> Hashes:
 
 
 def _are_in(hashes: Hashes, windows: Hashes) -> npt.NDArray[np.bool_]:
-    """``[hashes]``: which of them are among the sorted windows."""
+    """Return which hashes are among the sorted windows, ``[hashes]``."""
     if not len(windows):
         return np.zeros(len(hashes), dtype=np.bool_)
     at = np.minimum(np.searchsorted(windows, hashes), len(windows) - 1)

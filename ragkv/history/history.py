@@ -1,4 +1,4 @@
-"""Rows of an engine's earlier prompts and answers, found by token ids."""
+"""History: rows of an engine's earlier prompts and answers, found by token ids."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from ragkv.prompt.tokens import IntArray
 from ragkv.store.types import TierUse
 
 MOST_DROPPED = 256
-"""Deletions in memory: prompts that began before an earlier deletion leave nothing."""
+"""Deletions kept in memory. Rows of prompts that began before the oldest are not kept."""
 
 
 class History:
-    """Rows that one model's prompts and answers computed, without knowledge of prompts or chunks.
+    """Rows of one model's earlier prompts and answers. It knows only token ids.
 
     Prompts beyond the position limit of a model with two rotary tables (longrope) share no rows
     with shorter prompts.
@@ -34,9 +34,9 @@ class History:
     Parameters
     ----------
     tree
-        None keeps nothing.
+        None keeps no rows.
     current
-        Returns the fingerprint of the model as it is now.
+        Returns the model's current fingerprint.
     """
 
     def __init__(
@@ -53,11 +53,11 @@ class History:
 
     @property
     def keeps(self) -> bool:
-        """Whether anything is kept."""
+        """Whether rows are kept."""
         return self._tree is not None
 
     def is_beyond(self, tokens: int) -> bool:
-        """Whether a prompt of that length has all of its keys rotated by the second table."""
+        """Whether all keys of a prompt of this length are rotated by the second table."""
         return self._loaded.architecture.is_beyond(tokens)
 
     # ---- lookups
@@ -65,19 +65,19 @@ class History:
     def find(
         self, ids: IntArray, model: Fingerprint, freshness: float, *, exact_to: int
     ) -> PrefixMatch:
-        """Return the rows that a prompt can take, all but the last token's.
+        """Return the rows that a prompt can reuse; never those of its last token.
 
         Parameters
         ----------
         ids
-            ``[tokens]`` of the whole prompt.
+            The whole prompt, ``[tokens]``.
         model
-            The fingerprint of its sink's chunks.
+            The fingerprint of chunks behind its sink.
         freshness
-            The least: the prompt's recompute ratio, or EXACT.
+            The least freshness: the prompt's recompute ratio, or EXACT.
         exact_to
-            Position from which on rows are taken only if exact, once all before it are exact: the
-            end of the prompt's chunks.
+            The end of the prompt's chunks. If all rows before it are exact, only exact rows are
+            returned.
         """
         if self._tree is None:
             return PrefixMatch(())
@@ -86,7 +86,7 @@ class History:
         return found.at_least(EXACT) if found.exact >= exact_to else found
 
     def exact_rows(self, ids: IntArray, model: Fingerprint) -> PrefixMatch:
-        """Return the exact rows of a path, ``[tokens]``."""
+        """Return the exact rows of a path of token ids ``[tokens]``."""
         if self._tree is None:
             return PrefixMatch(())
         return self._tree.match(ids, rows_of(model), root=False).at_least(EXACT)
@@ -94,14 +94,14 @@ class History:
     def exact_chunk(
         self, text: str, ids: IntArray, offsets: IntArray, model: Fingerprint
     ) -> ChunkKV | None:
-        """Return the chunk at the end of a path, keys not rotated; None where a row is missing.
+        """Return the chunk at the end of a path, with unrotated keys; None if a row is missing.
 
         Parameters
         ----------
         ids
-            ``[path]``: up to the chunk's last token.
+            The path up to the chunk's last token, ``[path]``.
         offsets
-            ``[tokens, 2]`` of the chunk.
+            The chunk's offsets, ``[tokens, 2]``.
         """
         first = len(ids) - len(offsets)
         known = self.exact_rows(ids, model).between(first, len(ids))
@@ -113,9 +113,9 @@ class History:
     # ---- additions
 
     def keep(self, computed: ComputedPrompt, begun: float) -> None:
-        """Keep a prompt's rows, except of texts that were dropped after ``begun``; copy them later.
+        """Keep a prompt's rows, without those of texts deleted after ``begun``; copy them later.
 
-        Rows beyond the position limit are left out where the prompt itself is shorter.
+        If the prompt is within the position limit, rows of an answer beyond it are omitted.
         """
         if not computed.root:
             computed = computed.up_to(self._loaded.architecture.position_limit)
@@ -130,25 +130,25 @@ class History:
     def keep_exact(
         self, ids: IntArray, rows: Rows, model: Fingerprint, begun: float, first: int = 0
     ) -> None:
-        """Keep exact rows of a path, those of the positions from ``first`` on, as :meth:`keep`."""
+        """Keep the exact rows of a path from position ``first``, as :meth:`keep` does."""
         freshness = np.full(len(ids), EXACT, np.float32)
         freshness[:first] = ABSENT
         self.keep(ComputedPrompt(ids, freshness, rows, rows_of(model), False, first), begun)
         self.settle()
 
     def count_hit(self) -> None:
-        """Count a prompt that took rows."""
+        """Count a prompt that reused rows."""
         self._hits += 1
 
     def settle(self) -> None:
-        """Copy the rows of finished prompts into the tree, which frees the prompts' buffers."""
+        """Copy rows of finished prompts into the tree; this frees the prompts' buffers."""
         if self._tree is not None:
             self._tree.settle(self._current())
 
     # ---- deletions
 
     def drop(self, texts: Sequence[str]) -> None:
-        """Drop what begins with some texts or follows them, also of prompts that run now."""
+        """Drop the rows of texts and all rows behind them, also those of running prompts."""
         if self._tree is None:
             return
         heads = list(map(self._speller.head, texts))
@@ -160,17 +160,17 @@ class History:
             self._tree.cut(partial(self._speller.first, heads), max(map(len, heads)) + EDGE)
 
     def clear(self) -> None:
-        """Drop everything, and what the prompts that run now would leave."""
+        """Drop all rows; keep none of the running prompts."""
         with self._lock:
             self._cleared_at = time.perf_counter()
             if self._tree is not None:
                 self._tree.clear()
 
     def in_use(self) -> tuple[TierUse, ...]:
-        """Return the bytes in use, and the number of prompts that took rows."""
+        """Return the bytes in use and the number of prompts that reused rows."""
         return () if self._tree is None else (TierUse("prompts", self._tree.nbytes, self._hits),)
 
 
 def rows_of(model: Fingerprint) -> Fingerprint:
-    """Return the fingerprint of rows in their prompt: of no sink's entries, and of no codec."""
+    """Return the fingerprint of rows in a prompt: without sink and codec."""
     return replace(model, sink="", codec="raw")

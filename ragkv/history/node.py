@@ -1,4 +1,4 @@
-"""Rows of former prompts, and the tree's nodes that hold them."""
+"""The nodes of the prefix tree, and their rows."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ from ragkv.model.workspace import uninitialised
 from ragkv.prompt.tokens import IntArray
 
 Rows = tuple[torch.Tensor, torch.Tensor]
-"""Keys, rotated at their positions, and values: ``[layers, kv_heads, tokens, head_dim]``."""
+"""Rotated keys, and values, ``[layers, kv_heads, tokens, head_dim]``."""
 
 Positions = npt.NDArray[np.int64]
 Freshness = npt.NDArray[np.float32]
-"""``[tokens]``: :data:`EXACT`, the recompute ratio of the prompt that computed the row over a
-partly stale context, or :data:`ABSENT`."""
+"""``[tokens]``: :data:`EXACT`, :data:`ABSENT`, or the recompute ratio of the prompt that computed
+the row over a partly stale context."""
 
 EXACT, ABSENT = 2.0, -1.0
 
 NODE_OVERHEAD = 1024
-"""Bytes counted for each node beside its arrays."""
+"""Bytes counted for each node in addition to its arrays."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KnownRows:
-    """Rows that were computed at some positions of a path.
+    """Rows of some positions of a path.
 
     Attributes
     ----------
     positions
-        ``[rows]`` sorted.
+        ``[rows]``, sorted.
     freshness
         ``[rows]``, never ABSENT.
     rows
-        Their keys and values, on the host.
+        Keys and values in host memory.
     """
 
     positions: Positions
@@ -52,11 +52,11 @@ class KnownRows:
         return sum(each.nbytes for each in arrays)
 
     def between(self, start: int, end: int) -> KnownRows:
-        """Return those of the positions ``start`` to ``end``, as views."""
+        """Return views of the rows of positions ``start`` to ``end``."""
         return self._only(slice(*np.searchsorted(self.positions, (start, end)).tolist()))
 
     def at_least(self, freshness: float) -> KnownRows:
-        """Return those that are so fresh or fresher."""
+        """Return the rows of at least this freshness."""
         chosen = np.flatnonzero(self.freshness >= freshness)
         if len(chosen) == len(self.positions):
             return self
@@ -75,19 +75,19 @@ NOTHING = KnownRows(np.zeros(0, np.int64), np.zeros(0, np.float32), (torch.zeros
 
 @dataclass(slots=True, eq=False)
 class PrefixNode:
-    """Tokens ``start`` to ``end`` of all the prompts that go through it.
+    """A run of tokens, positions ``start`` to ``end``, that prompts share.
 
     Attributes
     ----------
     known
-        The rows that were computed there, perhaps not of all tokens. Replaced, never written to:
-        a request may be reading them.
+        Rows of some or all of its tokens. Replaced, never modified: requests can be reading them.
     children
         By first token.
     digest
-        A number of the path's tokens; the node's hash, so that a policy knows it again.
+        A hash of the path's tokens and the node's own hash: an evicted node that returns has the
+        same one.
     prompts
-        Positions behind the first token and up to the end where prompts ended.
+        End positions of prompts, after ``start`` and up to ``end``.
     """
 
     ids: IntArray
@@ -108,17 +108,17 @@ class PrefixNode:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that it takes."""
+        """Bytes in memory."""
         return self.known.nbytes + self.ids.nbytes + NODE_OVERHEAD
 
     def reached(self, ids: IntArray) -> int:
-        """Return the position up to which a prompt that comes to this node agrees with it."""
+        """Return the position up to which a prompt's tokens equal the node's."""
         rest = ids[self.start : self.end]
         different = np.flatnonzero(self.ids[: len(rest)] != rest)
         return self.start + (int(different[0]) if len(different) else len(rest))
 
     def path(self) -> list[PrefixNode]:
-        """Return the nodes from this one up, without the root."""
+        """Return the nodes from this one upwards, without the root."""
         out, node = list[PrefixNode](), self
         while node.parent is not None:
             out.append(node)
@@ -128,10 +128,16 @@ class PrefixNode:
 
 @dataclass(frozen=True, eq=False)
 class PrefixMatch:
-    """What former prompts computed of a prompt's longest path.
+    """The rows in the tree of a prompt's longest known prefix.
 
-    Its tensors stay whole while it exists, whatever the tree evicts. ``parts`` are in the path's
-    order; ``asked`` is where the longest former prompt ended that this one begins with, 0 for none.
+    Eviction does not affect it.
+
+    Attributes
+    ----------
+    parts
+        In the order of the path.
+    asked
+        End of the longest earlier prompt that is a prefix of this one; 0 for none.
     """
 
     parts: tuple[KnownRows, ...]
@@ -139,7 +145,7 @@ class PrefixMatch:
 
     @cached_property
     def positions(self) -> Positions:
-        """``[rows]`` sorted."""
+        """``[rows]``, sorted."""
         return np.concatenate([np.zeros(0, np.int64), *(part.positions for part in self.parts)])
 
     @cached_property
@@ -154,13 +160,13 @@ class PrefixMatch:
 
     @property
     def exact(self) -> int:
-        """Number of the prompt's first tokens whose rows are all exact."""
+        """Number of leading tokens with exact rows."""
         exact = self.positions[self.is_exact]
         gaps = np.flatnonzero(exact != np.arange(len(exact)))
         return int(gaps[0]) if len(gaps) else len(exact)
 
     def at_least(self, freshness: float) -> PrefixMatch:
-        """Return the rows that are so fresh or fresher."""
+        """Return the rows of at least this freshness."""
         return self._of(part.at_least(freshness) for part in self.parts)
 
     def between(self, start: int, end: int) -> PrefixMatch:
@@ -172,7 +178,7 @@ class PrefixMatch:
 
     @property
     def rows(self) -> Rows:
-        """Copies of all of them, one after another."""
+        """Concatenated copies of all rows."""
         keys, values = zip(*(part.rows for part in self.parts), strict=True)
         return torch.cat(keys, dim=2), torch.cat(values, dim=2)
 

@@ -1,4 +1,4 @@
-"""The tree: match, insert, split, evict."""
+"""The prefix tree over token ids."""
 
 from __future__ import annotations
 
@@ -35,24 +35,24 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ComputedPrompt:
-    """A prompt, perhaps with its answer, and the cache that holds their rows.
+    """A finished prompt, with or without its answer, and its cache.
 
     Attributes
     ----------
     ids
-        ``[tokens]`` of the prompt and, behind it, of the answer as far as it has rows.
+        The prompt's tokens, then those tokens of the answer that have rows, ``[tokens]``.
     freshness
-        ``[tokens]``: of the rows to keep; the others are ABSENT.
+        ``[tokens]``; rows that are not to be kept are ABSENT.
     rows
-        A cache's keys and values, up to position ``len(ids)`` or further. Not written to any more.
+        The cache's keys and values, at least up to position ``len(ids)``. No longer modified.
     model
-        What computed them.
+        The model's fingerprint.
     root
         As in :meth:`PrefixTree.match`.
     first
         Position of the first of ``rows``.
     prompt
-        Number of the prompt's tokens; 0 where it is none that was asked.
+        Number of the prompt's tokens; 0 if it was not a request.
     """
 
     ids: IntArray
@@ -72,20 +72,20 @@ class ComputedPrompt:
 
 
 class PrefixTree:
-    """Rows that prompts and answers computed, in memory, within a budget.
+    """Rows of prompts and answers in memory, within a budget.
 
-    RAGCache's knowledge tree (arXiv 2404.12457, section 5.1), a radix tree over token ids in
-    place of documents, in which a path may have rows of some tokens alone: a stale row is its
-    entry's and is not kept here. Of two rows for one position of a path the fresher one stays.
-    Nodes are in the host's memory, wherever the model is. Threads may share it.
+    RAGCache's knowledge tree (arXiv 2404.12457, section 5.1) as a radix tree over token ids instead
+    of documents. A path can have rows of only some tokens: stale rows belong to the chunks' entries
+    and are not kept. Of two rows for one position, the fresher one is kept. Nodes are always in
+    host memory. The tree is thread-safe.
 
     Parameters
     ----------
     budget
-        Bytes. Nothing is kept of a prompt that is larger.
+        Bytes. No rows of a larger prompt are kept.
     costs
-        What computing ``(cached, new)`` tokens takes, by which PGDSF ranks the nodes; None counts
-        tokens. Only leaves are evicted.
+        Returns the cost of computing ``(cached, new)`` tokens, by which PGDSF ranks the nodes; None
+        counts tokens. Only leaves are evicted.
     """
 
     def __init__(self, budget: int, costs: Callable[[int, int], float] | None = None) -> None:
@@ -109,14 +109,14 @@ class PrefixTree:
     # ---- for requests
 
     def match(self, ids: IntArray, model: Fingerprint, root: Hashable = None) -> PrefixMatch:
-        """Return what is known of the longest path of ``ids`` ``[tokens]``.
+        """Return the rows of the longest known prefix of ``ids`` ``[tokens]``.
 
         Parameters
         ----------
         model
-            Rows of another one are dropped.
+            The model's fingerprint; rows of a different one are dropped.
         root
-            Prompts of different roots share nothing.
+            Prompts with different roots share no rows.
         """
         with self._lock:
             self._settle(model)
@@ -132,16 +132,19 @@ class PrefixTree:
             return PrefixMatch(tuple(part for part in parts if len(part.positions)), asked)
 
     def add(self, computed: ComputedPrompt) -> None:
-        """Keep a prompt's rows, and return at once: :meth:`settle` or a match copies them."""
+        """Queue a prompt's rows; :meth:`settle` or :meth:`match` copies them."""
         self._pending.append(computed)
 
     def settle(self, model: Fingerprint) -> None:
-        """Copy the rows of the prompts that were added."""
+        """Copy the queued rows."""
         with self._lock:
             self._settle(model)
 
     def cut(self, first: Callable[[IntArray], int], reach: int) -> None:
-        """Drop each path from where ``first`` finds something of up to ``reach`` tokens in it."""
+        """Drop the rest of each path from the position where ``first`` finds a match.
+
+        A match has up to ``reach`` tokens.
+        """
         with self._lock:
             waiting = [(root, root.ids) for root in self._roots.values()]
             while waiting:
@@ -150,7 +153,7 @@ class PrefixTree:
                 at = node.end - len(ids) + first(ids)
                 if at == node.end:
                     waiting += [(child, ids[-reach:]) for child in node.children.values()]
-                elif node in self._policy:  # or a path beside it was cut further up
+                elif node in self._policy:  # not if a sibling path was cut above it
                     while at < node.start and node.parent is not None:
                         node = node.parent
                     if at > node.start:
@@ -161,7 +164,7 @@ class PrefixTree:
                     self._drop(node)
 
     def clear(self) -> None:
-        """Drop everything."""
+        """Drop all rows."""
         with self._lock:
             self._pending.clear()
             self._clear()
@@ -202,11 +205,11 @@ class PrefixTree:
                 if child.start < new.prompt <= child.end:
                     child.prompts.add(new.prompt)
                 node, at = child, child.end
-        finally:  # memory may lack on the way
+        finally:  # also without memory for all rows
             self._trim(node)
 
     def _improve(self, node: PrefixNode, new: ComputedPrompt) -> None:
-        """Take the rows that a prompt has fresher."""
+        """Replace rows by a prompt's fresher ones."""
         known, end = node.known, min(node.end, len(new.ids))
         here = np.full(end - node.start, ABSENT, np.float32)
         inside = known.positions < end
@@ -217,11 +220,11 @@ class PrefixTree:
             self._set(node, _joined(known, kept, _taken(new, better)))
 
     def _split(self, node: PrefixNode, at: int, ids: IntArray) -> PrefixNode:
-        """Cut a node in two; it becomes the lower one. Return the upper one."""
+        """Split a node; it becomes the lower part. Return the upper part."""
         parent, known = node.parent, node.known
         if parent is None:
             raise RuntimeError("the root is never split")
-        # both copied before anything changes: memory may lack for the second
+        # copy both before any change: memory can run out for the second
         above, below = (
             _copied(known.between(*part)) for part in ((node.start, at), (at, node.end))
         )
@@ -236,7 +239,7 @@ class PrefixTree:
     def _enter(
         self, ids: IntArray, start: int, end: int, known: KnownRows, parent: PrefixNode
     ) -> PrefixNode:
-        """Add a node behind another one."""
+        """Add a child."""
         node = PrefixNode(ids[start:end].copy(), start, known, parent, hash(ids[:end].tobytes()))
         parent.children[int(ids[start])] = node
         self._set(node, known)
@@ -249,7 +252,7 @@ class PrefixTree:
         self._policy.insert(node, node.nbytes, cost, tokens)
 
     def _trim(self, spared: PrefixNode) -> None:
-        """Evict leaves of least worth until the budget is kept, none that ``spared`` continues."""
+        """Evict the least valuable leaves down to the budget, none on the path of ``spared``."""
         path = set(spared.path())
         while self._policy.nbytes > self.budget:
             before = len(self)
@@ -259,44 +262,46 @@ class PrefixTree:
                     self._drop(node)
                     if self._policy.nbytes <= self.budget:
                         break
-            if len(self) == before:  # a path of many small nodes may be too large itself
+            if len(self) == before:  # the path itself can exceed the budget
                 path.clear()
 
     def _drop(self, node: PrefixNode) -> None:
-        """Drop a node and what continues it."""
+        """Drop a node and its descendants."""
         if node.parent is not None:
             del node.parent.children[int(node.ids[0])]
         gone = [node]
         for each in gone:
             gone += each.children.values()
             self._policy.remove(each)
-            each.known = NOTHING  # the policy may name it still
+            each.known = NOTHING  # the policy can still refer to it
 
 
 @contextmanager
 def _memory_may_lack() -> Iterator[None]:
-    """Keep less where memory lacks in the block: no request fails for want of it here."""
+    """Log and suppress a lack of memory: then fewer rows are kept, and no request fails."""
     try:
         yield
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise
-        _log.warning("an answer's rows were not kept: %s", str(error))  # a record may be kept
+        _log.warning(
+            "an answer's rows were not kept: %s", str(error)
+        )  # a handler can keep the record
 
 
 def _taken(new: ComputedPrompt, positions: Positions) -> KnownRows:
-    """Return copies of a prompt's rows."""
+    """Return copies of some of a prompt's rows."""
     rows = copy_rows(new.rows, positions - new.first)
     return KnownRows(positions, new.freshness[positions], rows)
 
 
 def _copied(known: KnownRows) -> KnownRows:
-    """Return rows that keep no others in memory."""
+    """Return copies, which keep no larger tensor in memory."""
     return KnownRows(known.positions, known.freshness, copy_rows(known.rows, slice(None)))
 
 
 def _joined(known: KnownRows, kept: Positions, added: KnownRows) -> KnownRows:
-    """Return some known rows and the added ones, in the order of their positions."""
+    """Return the kept and the added rows, sorted by position."""
     positions = np.concatenate([known.positions[kept], added.positions])
     freshness = np.concatenate([known.freshness[kept], added.freshness])
     order = np.argsort(positions)
@@ -315,7 +320,7 @@ def _joined(known: KnownRows, kept: Positions, added: KnownRows) -> KnownRows:
 
 
 def _bytes_of(new: ComputedPrompt) -> int:
-    """Return the bytes that a prompt's path takes, at most: two nodes' overhead, and its rows."""
+    """Return an upper bound of a prompt's bytes: its rows and the overhead of two nodes."""
     layers, heads, _, width = new.rows[0].shape
     row = 2 * layers * heads * width * new.rows[0].element_size() + 12
     kept = int((new.freshness > ABSENT).sum())

@@ -1,1 +1,1 @@
-"""Ingestion by several workers over one store."""
+"""Ingestion: the corpus of chunks, encoding, documents."""

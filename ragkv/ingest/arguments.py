@@ -1,4 +1,4 @@
-"""Checks of what callers give an ingestion."""
+"""Checks of the arguments of ingestions."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from ragkv.prompt.tokens import require_readable
 
 
 def check_texts(texts: Iterable[str]) -> list[str]:
-    """Return chunk texts as a list; refuse a single string, which would be its characters.
+    """Return chunk texts as a list. A single string, an iterable of characters, is refused.
 
     Raises
     ------
     ConfigError
-        ``texts`` is one string or no iterable, or an item is no string.
+        ``texts`` is a string or not an iterable, or an item is not a string.
     """
     if isinstance(texts, str) or not isinstance(texts, Iterable):
         raise ConfigError(f"give the chunk texts in a list, not {type(texts).__name__}")
@@ -22,7 +22,7 @@ def check_texts(texts: Iterable[str]) -> list[str]:
 
 
 def check_chunk(text: object) -> str:
-    """Return a chunk's text, stripped; raise ConfigError where it is no string."""
+    """Return a chunk's text, stripped; raise ConfigError unless it is a string."""
     return _require_text(text).strip()
 
 
@@ -33,7 +33,7 @@ def _require_text(text: object) -> str:
 
 
 def check_chunks(texts: Iterable[str]) -> list[str]:
-    """Return the stripped texts, each once, in order; refuse what :func:`check_texts` does."""
+    """Return the distinct stripped texts in order; raises as :func:`check_texts` does."""
     unique = dict.fromkeys(text.strip() for text in check_texts(texts))
     for text in unique:
         require_readable(text, "chunk")
@@ -41,23 +41,23 @@ def check_chunks(texts: Iterable[str]) -> list[str]:
 
 
 def check_document(name: object) -> str:
-    """Return a document's name; raise ConfigError where it is no string."""
+    """Return a document's name; raise ConfigError unless it is a string."""
     if not isinstance(name, str):
         raise ConfigError(f"document must be a string, not {type(name).__name__}")
     return name
 
 
 def check_revision(revision: object, document: str | None) -> str | None:
-    """Return a document's revision; raise ConfigError where it is no string, or of none."""
+    """Return a revision; raise ConfigError unless it is a string given with a document."""
     if revision is None:
         return None
     if document is None or not isinstance(revision, str):
-        raise ConfigError(f"revision is a string beside document=..., not {revision!r:.80}")
+        raise ConfigError(f"revision must be a string with document=..., not {revision!r:.80}")
     return revision
 
 
 def check_seconds(seconds: object) -> float:
-    """Return the seconds until a chunk expires; raise ConfigError unless a number above 0."""
+    """Return the seconds until a chunk expires; ConfigError unless they are a number above 0."""
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds > 0:
         raise ConfigError(f"expires_in must be a number of seconds above 0, not {seconds!r}")
     try:

@@ -34,14 +34,14 @@ class Corpus:
     passes
         Runs passes of the model.
     codec
-        How entries are stored: a part of every fingerprint.
+        The entries' codec, a part of every fingerprint.
 
     Attributes
     ----------
     on_removed
-        Callback for chunks that any process deleted; not for those that this process evicted.
+        Callback for chunks that any process deleted, without this process's evictions.
     loads_always
-        Load entries even where computing is faster: loading itself is measured, or compared.
+        Load entries even if computing is faster; for measurements.
     """
 
     def __init__(
@@ -54,31 +54,31 @@ class Corpus:
         self.sinks = Sinks(loaded, passes, codec)
         self.not_stored = NotStored(store)
         self.prefill_rate = Rate()
-        """Tokens a second that the model computes, as measured."""
+        """Measured prefill speed, in tokens per second."""
         self.on_removed: Callable[[Sequence[str]], object] = lambda _: None
         self.loads_always = False
         self._finder = ChunkFinder()
-        self._lock = threading.Lock()  # of the finder and the changes that were read
+        self._lock = threading.Lock()  # for the finder and the position in the store's changes
         self._seen = 0
 
     @property
     def is_lossless(self) -> bool:
-        """Whether an entry's rows are, bit by bit, those that were encoded."""
+        """Whether an entry's rows equal the encoded ones bit by bit."""
         return self.codec == "raw"
 
     # ---- texts
 
     def find(self, prompt: str) -> list[Span]:
-        """Return the known chunks in a prompt, those of other processes included."""
+        """Return the known chunks in a prompt, including other processes' chunks."""
         self.refresh()
         return self._finder.find(prompt)
 
     def has(self, text: str) -> bool:
-        """Whether the text is a chunk in this namespace, by the changes that were read last."""
+        """Whether the text was a chunk of this namespace at the last :meth:`refresh`."""
         return text in self._finder
 
     def refresh(self) -> bool:
-        """Read which chunks any process added and deleted; return whether that succeeded."""
+        """Read the chunks that any process added or deleted; return whether that succeeded."""
         with self._lock:
             try:
                 newest, added, removed = self.store.changes(self._seen)
@@ -95,9 +95,9 @@ class Corpus:
         return True
 
     def forget(self, text: str) -> int:
-        """Delete a chunk's entries; return how many there were."""
+        """Delete a chunk's entries; return their number."""
         text = check_chunk(text)
-        with self._lock:  # or a put right after the deletion would be discarded
+        with self._lock:  # a put directly after the deletion must not be discarded
             removed = self.store.delete(text)
             self._finder.discard(text)
             if removed:
@@ -115,7 +115,7 @@ class Corpus:
         return self.store.get(text, sink.fingerprint)
 
     def open(self, texts: Sequence[str], sink: Sink) -> list[Found[LayeredKV]]:
-        """Return the chunks' entries, perhaps lazy, or the reasons of the misses.
+        """Return the chunks' entries, lazy ones included, or the reasons of the misses.
 
         See :meth:`ragkv.store.chunk_store.ChunkStore.open`.
         """
@@ -126,7 +126,7 @@ class Corpus:
         self._each(lambda text: self.get(text, sink).reason, texts)
 
     def _each(self, look_up: Callable[[str], Answer], texts: Sequence[str]) -> list[Answer]:
-        """Query the store about texts, several at once where it is remote."""
+        """Look texts up in the store, concurrently if it is remote."""
         if not self.store.remote or len(texts) < 2:
             return [look_up(text) for text in texts]
         with Pool(min(len(texts), _REMOTE_REQUESTS)) as pool:
@@ -135,7 +135,7 @@ class Corpus:
     # ---- loading or computing
 
     def is_slower(self, text: str, tokens: int, sink: Sink) -> bool:
-        """Whether the chunk is stored, and loading it takes longer than computing it."""
+        """Whether the chunk is stored, but takes longer to load than to compute."""
         compute = None if self.loads_always else self.prefill_rate.seconds(tokens)
         if compute is None:
             return False
@@ -144,6 +144,6 @@ class Corpus:
         return is_slower(load, compute) and self.store.contains(text, sink.fingerprint)
 
     def record_speed(self, tokens: int, seconds: float) -> None:
-        """Record the seconds of computing some tokens; small numbers are ignored."""
+        """Record the time of computing tokens; small numbers of tokens are ignored."""
         if tokens >= LEAST_TOKENS:
             self.prefill_rate.add(tokens, seconds)

@@ -9,12 +9,12 @@ from typing import Any
 from ragkv.report.account import PrecomputeReport
 
 Documents = Mapping[tuple[str, str | None] | None, Sequence[str]]
-"""Chunks by their document and its revision; those of None are no document's."""
+"""Chunks by document and revision; the key None has chunks without a document."""
 
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A document's chunks, or chunks of no document.
+    """A document's chunks, or chunks without a document.
 
     ``name`` and ``revision`` are ``document`` and ``revision`` of :meth:`ragkv.RagKV.precompute`.
     """
@@ -25,7 +25,7 @@ class Document:
 
 
 def grouped(documents: Iterable[Document]) -> Documents:
-    """Return the chunks of documents, parts of one document together."""
+    """Group chunks by document and revision."""
     groups: dict[tuple[str, str | None] | None, list[str]] = {}
     for each in documents:
         key = None if each.name is None else (each.name, each.revision)
@@ -40,7 +40,7 @@ def precompute_documents(
     show_progress: bool | None = None,
     **settings: Any,
 ) -> PrecomputeReport:
-    """Encode all chunks together, which is faster, then say whose they are.
+    """Encode all chunks in one call, which is faster, then assign them to their documents.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Encode chunks and store them: those of an ingestion, and those that a prompt missed."""
+"""Encode and store chunks: those of an ingestion, and missed ones."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from ragkv.store.types import Terms, has_expired
 _log = logging.getLogger(__name__)
 TokenizedChunk = tuple[str, Tokens]
 Computed = Callable[[str, Tokens, Sink], ChunkKV | None]
-"""Returns a chunk as a prompt computed it directly behind the sink; None where none did."""
+"""Returns a chunk's rows from a prompt that had it directly behind the sink; None without one."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Fitting:
-    """Chunks that prompts can hold, and the numbers of those left out, by the reason."""
+    """Chunks that can be encoded, and the numbers of others by reason."""
 
     chunks: list[TokenizedChunk]
     unknown_token: int
@@ -58,11 +58,11 @@ def encode(
     Raises
     ------
     ConfigError
-        ``texts`` is one string, or has an item of another type; or the document or the seconds
+        ``texts`` is a string or has an item of a different type, or the document or the seconds
         are invalid.
     StoreError
-        An entry cannot be written; those before it are kept. A StoreFullError comes before
-        anything is computed where the disk cannot hold the entries.
+        An entry cannot be written; earlier ones are kept. If the disk cannot hold the entries,
+        StoreFullError is raised before any computation.
     """
     started = time.perf_counter()
     unique = check_chunks(texts)
@@ -102,7 +102,7 @@ def encode(
 
 
 def _missing(corpus: Corpus, texts: Sequence[str], sink: Sink, terms: Terms) -> list[str]:
-    """Return the texts without an entry; the other entries take the terms."""
+    """Return the texts without an entry; apply the terms to existing entries."""
     is_stored = corpus.store.contains
     if terms.document is not None or terms.expires_at != Terms.KEEP:
         is_stored = partial(corpus.store.retain, terms=terms)
@@ -110,7 +110,7 @@ def _missing(corpus: Corpus, texts: Sequence[str], sink: Sink, terms: Terms) -> 
 
 
 def tokenized(corpus: Corpus, text: str, sink: Sink) -> Tokens:
-    """Tokenise a chunk, up to the position where the rotary table changes."""
+    """Tokenise a chunk, up to the position limit of its rotary table."""
     tokens = encode_behind(sink.rendered, sink.ids, text, corpus.loaded.tokenizer)
     limit = corpus.loaded.architecture.position_limit
     if limit is None:
@@ -120,7 +120,7 @@ def tokenized(corpus: Corpus, text: str, sink: Sink) -> Tokens:
 
 
 def _fitting(corpus: Corpus, chunks: Sequence[TokenizedChunk], *, behind: int) -> _Fitting:
-    """Leave out, and note, chunks that no prompt can hold behind that number of tokens."""
+    """Exclude and record chunks that no prompt can hold behind ``behind`` tokens."""
     loaded, not_stored = corpus.loaded, corpus.not_stored
     known, fitting = list[TokenizedChunk](), list[TokenizedChunk]()
     for text, tokens in chunks:
@@ -129,7 +129,7 @@ def _fitting(corpus: Corpus, chunks: Sequence[TokenizedChunk], *, behind: int) -
             known.append((text, tokens))
         except ConfigError as error:
             if not_stored.reason_of(text) != "unknown_token":  # logged once
-                _log.warning("a chunk was left out: %s", error)
+                _log.warning("a chunk was not encoded: %s", error)
             not_stored.note([text], "unknown_token")
     for text, tokens in known:
         if behind + len(tokens) < (loaded.positions or sys.maxsize):
@@ -139,7 +139,7 @@ def _fitting(corpus: Corpus, chunks: Sequence[TokenizedChunk], *, behind: int) -
     long = len(known) - len(fitting)
     if long:
         _log.warning(
-            "left out, longer than the model's %d positions: %s. Split into smaller chunks.",
+            "longer than the model's %d positions and not encoded: %s. Split into smaller chunks.",
             loaded.positions,
             count(long, "chunk"),
         )
@@ -153,7 +153,7 @@ def _compute_and_write(
     terms: Terms,
     bar: IngestionProgress,
 ) -> int:
-    """Encode chunks, each batch while the one before is written; return the bytes."""
+    """Encode chunks, and write each batch while the next is computed; return the bytes."""
     now = time.time()
     expired = {text for text, _ in chunks if has_expired(corpus.store.expiry(text), now)}
     copies = side_stream(corpus.loaded.device)
@@ -174,7 +174,7 @@ def _compute_and_write(
 
     def compute() -> list[ChunkKV] | None:
         batch = next(batches, None)
-        corpus.loaded.wait()  # a device's call returns before its work is done
+        corpus.loaded.wait()  # device calls return before the work is done
         return batch
 
     total = 0
@@ -190,13 +190,13 @@ def _compute_and_write(
             writing = writer.submit(write, batch)
 
 
-# ---- what a prompt missed
+# ---- missed chunks
 
 
 def encode_missing(corpus: Corpus, texts: Iterable[str], sink: Sink, computed: Computed) -> None:
-    """Encode chunks that a prompt missed, except expired ones; never raise.
+    """Encode a prompt's missed chunks, except expired ones. Failures are logged.
 
-    The model may have changed, or be in training, since the prompt was answered.
+    The model can have changed since the prompt, or be in training.
     """
     try:
         missed = [text for text in texts if not _has_expired(corpus, text, sink)]
@@ -209,7 +209,7 @@ def encode_missing(corpus: Corpus, texts: Iterable[str], sink: Sink, computed: C
 
 
 def get_or_encode(corpus: Corpus, text: str, sink: Sink, *, keep: bool) -> ChunkKV:
-    """Return the chunk's entry; a missing one is encoded now, and stored if ``keep``."""
+    """Return the chunk's entry; encode a missing one now, and store it if ``keep``."""
     found = corpus.get(text, sink)
     if found.entry is not None:
         return found.entry
@@ -221,13 +221,13 @@ def get_or_encode(corpus: Corpus, text: str, sink: Sink, *, keep: bool) -> Chunk
     if keep and found.reason != "expired":
         try:
             corpus.store.put(entry, sink.fingerprint, Terms(expires_at=Terms.KEEP))
-        except StoreError as error:  # an answer never fails because of storage
+        except StoreError as error:  # no answer fails because of storage
             _log.warning("a chunk was not stored: %s", error)
     return entry
 
 
 def _put_computed(corpus: Corpus, text: str, sink: Sink, computed: Computed) -> None:
-    """Store a missing chunk as a prompt computed it; where none did, it stays missing."""
+    """Store a missing chunk's rows from a prompt that computed them, if there is one."""
     if corpus.contains(text, sink):
         return
     entry = computed(text, tokenized(corpus, text, sink), sink)

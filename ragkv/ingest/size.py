@@ -1,4 +1,4 @@
-"""What an ingestion takes, said before it begins."""
+"""The size of an ingestion, reported before it begins."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _BESIDE_TENSORS = 12
 
 @dataclass(frozen=True, slots=True)
 class IngestionSize:
-    """What the entries of some chunks are going to take.
+    """The size of the entries of chunks.
 
     Attributes
     ----------
@@ -50,9 +50,9 @@ class IngestionSize:
         *,
         show_progress: bool | None,
     ) -> IngestionProgress:
-        """Say the size and return the progress, of ``total`` chunks with the known ones.
+        """Report the size; return the progress over ``total`` chunks, known ones included.
 
-        ``seconds`` is the estimated time for the new ones; None before the first measurement.
+        ``seconds`` is the estimated time for new chunks; None before the first measurement.
 
         Raises
         ------
@@ -72,7 +72,7 @@ class IngestionSize:
         tokens, dtype = sum(self.lengths), str(self.loaded.dtype).removeprefix("torch.")
         line = (
             f"ragkv: encoding {count(len(self.lengths), 'chunk')} of {count(tokens, 'token')} at "
-            f"{self.nbytes() / tokens:,.0f} bytes a token ({self.loaded.name}, {dtype}, "
+            f"{self.nbytes() / tokens:,.0f} bytes per token ({self.loaded.name}, {dtype}, "
             f"codec {self.codec}): {readable(self.nbytes())}"
         )
         if room is not None:
@@ -85,8 +85,8 @@ class IngestionSize:
         needed = self.nbytes()
         if room is not None and needed > room.nbytes:
             raise StoreFullError(
-                f"the chunks take {readable(needed)}, and {readable(room.nbytes)} are left in "
-                f"{room.place}: free that much, give another store, or a smaller codec, "
-                f'StoreConfig(codec="int8") with {readable(self.nbytes("int8"))} or "int4" with '
+                f"the chunks take {readable(needed)}, but {readable(room.nbytes)} are left in "
+                f"{room.place}: free that much, give another store, or a smaller codec: "
+                f'StoreConfig(codec="int8") takes {readable(self.nbytes("int8"))}, "int4" '
                 f"{readable(self.nbytes('int4'))}"
             )

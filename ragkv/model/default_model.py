@@ -43,10 +43,10 @@ def from_default(auto: Any, **kwargs: Any) -> Any:
 
 
 def default_model_folder() -> Path:
-    """Return a folder with the model as safetensors, converting it on first use.
+    """Return the folder of the packaged model, for transformers and other programs.
 
-    The package's GGUF file is dequantised once into the user's cache folder. Several processes can
-    do so at the same time.
+    On first use the package's GGUF file is dequantised into the user's cache folder, as safetensors
+    in float32. Several processes can do so at the same time.
 
     Raises
     ------
@@ -68,7 +68,7 @@ def default_model_folder() -> Path:
 
 
 def default_model_gguf() -> Path:
-    """Return the GGUF file of the embedded model.
+    """Return the GGUF file of the packaged model, in Q4_1, for llama.cpp and other programs.
 
     Raises
     ------

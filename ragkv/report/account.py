@@ -1,4 +1,4 @@
-"""What happened: one account per answer and one per precomputation."""
+"""Reports: one for each answer and one for each precomputation."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from ragkv.report.trace import Trace
 
 @dataclass(frozen=True, slots=True)
 class Miss:
-    """A chunk that was not reused, or not whole: known in the prompt, or named as retrieved.
+    """A chunk that was not reused, or only in part: found in the prompt, or named as retrieved.
 
     Attributes
     ----------
     chunk
-        The head of its text, at most 80 characters.
+        The first 80 characters of its text.
     reason
         One of :data:`ragkv.report.reasons.REASONS`.
     detail
-        What is known beyond it, such as what differs in a fingerprint.
+        More about the reason, such as the difference between two fingerprints.
     stored_next
-        Whether it is encoded after this answer, so that later prompts reuse it.
+        Whether it is encoded after this answer, for later prompts.
     """
 
     chunk: str
@@ -35,24 +35,30 @@ class Miss:
 
     @property
     def mend(self) -> str:
-        """What to do about it."""
+        """The remedy."""
         known = REASONS.get(self.reason)
         mend = "" if known is None else known.mend
         return f"{mend} {STORED_NEXT}".strip() if self.stored_next else mend
 
 
-Source = Literal["entry", "version", "former"]
-"""Where a chunk's rows come from: its stored entry, a version of it that was computed behind other
-chunks, or former prompts that begin with the same tokens."""
+Source = Literal["entry", "version", "history"]
+"""The origin of a chunk's rows: its stored entry, a version computed behind other chunks, or
+history (rows of earlier prompts that begin with the same tokens)."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChunkUse:
-    """One chunk of the prompt: its position, and what was done with its tokens.
+    """One chunk of the prompt.
 
-    ``start`` and ``end`` are token positions in the prompt; ``reused`` and
-    ``recomputed`` count its cached tokens, the rest of the span is fresh. ``source`` is where the
-    rows come from that no former prompt computed; ``former`` where there are none.
+    Attributes
+    ----------
+    start, end
+        Its token positions in the prompt.
+    reused, recomputed
+        Counts of its cached tokens; the rest of its span is fresh.
+    source
+        The origin of its rows: ``history`` if all of them come from earlier prompts, else the
+        origin of the others.
     """
 
     text: str
@@ -79,12 +85,12 @@ class PromptTokens:
     version
         Chunk tokens whose rows come from versions of the chunks.
     recomputed
-        Chunk tokens that were cached and computed again.
+        Chunk tokens that were cached and recomputed.
     fresh
-        Tokens that were not cached: query, text between chunks, misses.
+        Tokens that were not cached: the query, text between chunks, missed chunks.
     exact
         Leading tokens whose cached rows equal a full prefill's, up to a codec's rounding: the sink,
-        the chunk directly behind it, exact history. None of them is recomputed below a ratio of 1.
+        the chunk directly behind it, exact history. They are recomputed only at a ratio of 1.
     ahead
         Chunk tokens recomputed during decoding; not counted in ``recomputed``.
     handed_over
@@ -129,12 +135,12 @@ class Decoding:
     seconds
         From the first token to the last one; 0 for an answer of one token.
     steps
-        Decoding passes after the first token.
+        Decoding steps after the first token.
     drafted, accepted
         Tokens that prompt lookup proposed, and those that became part of the answer.
     blocks, blocks_read
-        With sparse attention: blocks of the context that decoding could read, and blocks read, over
-        all layers and steps.
+        With sparse decoding: blocks of the context, and blocks that were read, summed over all
+        layers and steps.
     """
 
     tokens: int = 0
@@ -147,12 +153,12 @@ class Decoding:
 
     @property
     def ms_per_token(self) -> float:
-        """Milliseconds for each token after the first; 0 without one."""
+        """Milliseconds per token after the first; 0 without one."""
         return 1e3 * self.seconds / max(1, self.tokens - 1)
 
     @property
     def tokens_per_step(self) -> float:
-        """Tokens after the first for each step; 0 without one."""
+        """Tokens per step, without the first token; 0 without a step."""
         return max(0, self.tokens - 1) / max(1, self.steps)
 
 
@@ -163,12 +169,12 @@ class ReuseReport:
     Attributes
     ----------
     method
-        The name of the method that chose the recomputed tokens.
+        The name of the method that chose the tokens to recompute.
     recompute_ratio, effective_ratio
-        The requested share (or ``"auto"``), and the share of the placed chunks' tokens that was
-        computed by this prompt.
+        The requested share (or ``"auto"``), and the share of the cached chunks' tokens that this
+        prompt recomputed.
     ttft_s
-        Seconds from the call to the first token's logits or text, everything included.
+        Seconds from the call to the first token's logits or text.
     tokens
         The prompt's tokens by origin.
     decode
@@ -178,19 +184,20 @@ class ReuseReport:
     chunks
         The chunks with rows in the prompt, in its order.
     misses
-        Chunks not reused, or not whole, with reasons: the prompt's, and those a retriever named.
+        Chunks that were not reused, or only in part, with reasons: the prompt's and the retrieved
+        ones.
     positions
-        Origin of each prompt token, when the first token came: 0 sink, 1 reused, 2 recomputed, 3
-        fresh, 4 exact history, 5 repaired history, 6 version (bytes, one for each prompt token).
+        The origin of each prompt token at the first token: 0 sink, 1 reused, 2 recomputed, 3
+        fresh, 4 exact history, 5 repaired history, 6 version (one byte per token).
     warnings
-        Problems that the user can solve, such as a prompt whose head is not the sink; logged once
-        a kind.
+        Problems with a remedy, such as a prompt whose head is not the sink. Each kind is logged
+        once.
     dtype
         The arithmetic, such as ``float32``, or ``float32, quantised products`` of a GGUF.
     choice
         With ``"auto"``: the chosen ratio, and why.
     not_loaded
-        Why vLLM computed the prompt itself, such as ``expired``; empty where it loaded the rows.
+        Why vLLM computed the prompt itself, such as ``expired``; empty if it loaded the rows.
     trace
         The prompt's text and scores, for its :func:`~ragkv.report.page.page.page`; not in
         :meth:`to_dict`, and ignored by equality.
@@ -237,12 +244,12 @@ class ReuseReport:
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
         """Return the report that :meth:`to_dict` wrote, without its trace.
 
-        Fields that this version does not know are left out.
+        Unknown fields are ignored.
 
         Raises
         ------
         ConfigError
-            It is not such a dictionary.
+            The dictionary is not such a report.
         """
         try:
             return cls(
@@ -257,30 +264,29 @@ class ReuseReport:
                 }
             )
         except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise ConfigError(f"this is no report by ReuseReport.to_dict(): {error!r}") from error
+            raise ConfigError(f"not a report by ReuseReport.to_dict(): {error!r}") from error
 
 
 @dataclass(frozen=True, slots=True)
 class PrecomputeReport:
-    """What an ingestion step did.
+    """What one precomputation did.
 
     Attributes
     ----------
     new, existing
-        Chunks encoded now, and chunks that were in the store already.
+        Chunks encoded now, and chunks already in the store.
     skipped
-        Chunks too short to be worth an entry; they are simply prefilled.
+        Chunks too short for an entry; prompts compute them.
     tokens, bytes
         Tokens encoded and bytes written by this call.
     seconds
         Wall time of the call.
     removed
-        Chunks of the document's former version that no document has now.
+        Deleted chunks of the document's previous revision, which no document contains now.
     too_long
-        Chunks that no prompt can hold, since they are longer than the model's positions: not
-        encoded.
+        Chunks longer than the model's positions: not encoded.
     unknown_token
-        Chunks with a token that the model has no embedding for: not encoded.
+        Chunks with a token without an embedding in the model: not encoded.
     """
 
     new: int = 0
@@ -294,7 +300,7 @@ class PrecomputeReport:
     unknown_token: int = 0
 
     def __add__(self, other: Self) -> Self:
-        """Return the report of two calls together."""
+        """Return the sum of two reports."""
         parts = asdict(self), asdict(other)
         return type(self)(**{name: parts[0][name] + parts[1][name] for name in parts[0]})
 
@@ -304,7 +310,7 @@ class PrecomputeReport:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """Return the report that :meth:`to_dict` wrote; unknown fields are left out."""
+        """Return the report that :meth:`to_dict` wrote; unknown fields are ignored."""
         return cls(**_known(cls, data))
 
 

@@ -1,4 +1,4 @@
-"""Seconds by step, from the user's call on."""
+"""Seconds by step, from the user's call."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 
 class Clock:
-    """Seconds by step; starts when it is made: at the user's call."""
+    """Seconds by step. Construction, at the user's call, starts it."""
 
     def __init__(self) -> None:
         self.started = time.perf_counter()
@@ -17,7 +17,7 @@ class Clock:
 
     @contextmanager
     def step(self, name: str) -> Iterator[None]:
-        """Add the block's wall time to the step, but for that of steps within the block."""
+        """Add the block's wall time to the step, without nested steps."""
         outer, self._within = self._within, 0.0
         before = time.perf_counter()
         try:

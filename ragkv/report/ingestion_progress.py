@@ -1,4 +1,4 @@
-"""How far an ingestion is: a bar, or lines with the time left."""
+"""Progress of an ingestion: a bar, or lines with the time left."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from ragkv.report.plural import count
 
 FIRST_LINE_S = 2.0
 LINES_S = 30.0
-"""Seconds to the first line in a log, and between further ones, or a tenth of the time so far."""
+"""Seconds to the first line in a log, and between lines (or a tenth of the elapsed time)."""
 
 
 class IngestionProgress(tqdm):  # type: ignore[type-arg]
-    """A bar in a terminal; elsewhere, as in a log file, lines with the time that is left.
+    """A bar in a terminal; elsewhere, such as in a log file, lines with the time left.
 
     Parameters
     ----------
     lengths
-        Tokens of each new chunk, or characters of each file, or of each text in a client.
+        Tokens of each new chunk, or characters of each file (in a client, of each text).
     known
-        Chunks that are stored already.
+        Chunks that are already stored.
     show
-        True shows a bar anywhere, False nothing.
+        True always shows a bar, False nothing, None a bar in a terminal and lines elsewhere.
 
     Attributes
     ----------
     tokens
-        Those of the chunks that are stored.
+        Tokens of the chunks that are stored now.
     """
 
     def __init__(
@@ -55,13 +55,13 @@ class IngestionProgress(tqdm):  # type: ignore[type-arg]
         self._next_line = self._began + FIRST_LINE_S
 
     def stored(self, tokens: int) -> None:
-        """Count a chunk, or a file, that is written."""
+        """Count a written chunk or file."""
         self.update()
         self._stored += 1
         self.tokens += tokens
 
     def say_left(self) -> None:
-        """Write the time left where a line is due; call it between batches."""
+        """Write the time left if a line is due; called between batches."""
         now = time.monotonic()
         if self._has_lines and now >= self._next_line and 0 < self.tokens < self._all:
             so_far = now - self._began
@@ -72,17 +72,17 @@ class IngestionProgress(tqdm):  # type: ignore[type-arg]
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """Say what is stored and what to do where the store turns out to be full."""
+        """Add the stored chunks and the remedy to the error of a full store."""
         try:
             yield
         except StoreFullError as error:
             raise StoreFullError(
-                f"{error}. {self._stored:,} of {count(self._new, 'chunk')} are stored: make room, "
-                "then the same call stores the others, or give another store or a smaller codec"
+                f"{error}. {self._stored:,} of {count(self._new, 'chunk')} are stored: make room "
+                "and repeat the call, or give another store or a smaller codec"
             ) from error
 
     def end(self, report: PrecomputeReport) -> PrecomputeReport:
-        """Say what was done, and return it."""
+        """Write the closing line; return the report."""
         if self._is_shown and report.new:
             say(
                 f"ragkv: {count(report.new, 'chunk')} new, {report.existing:,} known: "

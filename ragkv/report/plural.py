@@ -1,4 +1,4 @@
-"""Numbers of things in words."""
+"""Counted nouns."""
 
 from __future__ import annotations
 

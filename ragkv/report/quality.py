@@ -1,4 +1,4 @@
-"""Answers from reused chunks beside full attention's, and whether they are near enough."""
+"""Answers from reused chunks compared with full attention's, and the bounds for them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from math import sqrt
 from typing import Literal
 
 KEPT, AGREEMENT = 0.9, 0.7
-"""What reuse must keep of full attention's right answers, and of its answers' tokens."""
+"""Least shares of full attention's right answers, and of its tokens, that reuse must keep."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,9 +17,9 @@ class Quality:
     Attributes
     ----------
     examples
-        Prompts; each asks for one record.
+        Prompts; the right answer to each is one record.
     full_copies, copies, kept_copies
-        Answers with the record: full attention's, the method's, and both.
+        Right answers: full attention's, the method's, and both.
     agreement
         Mean share of full attention's answer, in tokens, before the first difference.
     """
@@ -33,9 +33,9 @@ class Quality:
 
     @property
     def kept(self) -> float | None:
-        """Share of full attention's right answers that the method has right, too.
+        """The method's share of full attention's right answers.
 
-        None where full attention has less than half of all right: too few to judge by.
+        None if full attention answers less than half of all prompts right: too few to judge by.
         """
         enough = 2 * self.full_copies >= self.examples
         return self.kept_copies / self.full_copies if enough else None
@@ -48,7 +48,7 @@ class Quality:
 
 
 def least(share: float, examples: int) -> float:
-    """Return a share less the largest standard error of a mean over so many examples.
+    """Return a share minus the largest standard error of a mean over the examples.
 
     Values between 0 and 1 whose mean is ``share`` vary by at most ``share * (1 - share)``.
     """
@@ -56,5 +56,5 @@ def least(share: float, examples: int) -> float:
 
 
 def is_copied(answer: str, record: str) -> bool:
-    """Whether an answer has a record, letter by letter, white space aside."""
+    """Whether an answer contains a record exactly, except for white space."""
     return " ".join(record.split()) in " ".join(answer.split())

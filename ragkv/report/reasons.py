@@ -1,7 +1,4 @@
-"""Why a chunk was not reused: the closed set of reasons, each with what mends it.
-
-``docs/reasons.md`` has the same table; a test compares them.
-"""
+"""The reasons why chunks are not reused, each with its remedy; docs/reasons.md lists them."""
 
 from __future__ import annotations
 
@@ -9,22 +6,22 @@ from dataclasses import dataclass
 from typing import Literal
 
 Level = Literal["warning", "notice", "info"]
-"""``warning``: in ``ReuseReport.warnings``, and logged as a warning the first time. ``notice``:
+"""``warning``: a part of ``ReuseReport.warnings``, logged as a warning the first time. ``notice``:
 logged as a warning the first time. ``info``: logged as information."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """What happened to a chunk, and what to do about it.
+    """What happened to a chunk, and the remedy.
 
     Attributes
     ----------
     meaning
         Completes "the chunk …".
     mend
-        What the user can do.
+        The user's remedy.
     level
-        How it is said beside the report's list.
+        Whether it is logged, and how.
     """
 
     meaning: str
@@ -37,34 +34,34 @@ _JOIN = (
     'Join the texts: `retriever | (lambda found: "\\n\\n".join(d.page_content for d in found))` in '
     "LangChain, `compact` instead of `simple_summarize` in LlamaIndex."
 )
-_AS_IS = "Precompute the text as the prompt has it"
+_AS_IS = "Precompute the text exactly as the prompt contains it"
 
 STORED_NEXT = "It is encoded after this answer: later prompts reuse it."
-"""Goes with the mend, where that is so."""
+"""Follows the remedy of such a chunk."""
 
 REASONS: dict[str, Reason] = {
-    # not stored, or not for this model
+    # not stored, or for a different model
     "absent": Reason(
         "has not been precomputed in this namespace",
         "Precompute it at ingestion, in the store and namespace that answer.",
     ),
     "fingerprint": Reason(
-        "is stored for another model, dtype, codec or sink",
+        "is stored for a different model, dtype, codec or sink",
         "Precompute with the model, dtype, codec and sink (`sink_from`) that answer.",
     ),
     "evicted": Reason(
-        "was evicted, since the store was full",
-        "Raise `disk_bytes`, or `memory_bytes` of a store in memory.",
+        "was evicted because the store was full",
+        "Raise `disk_bytes`, or `memory_bytes` for a store in memory.",
     ),
     "budget": Reason(
-        "was not stored, since the store was full",
+        "was not stored because the store was full",
         "Raise `disk_bytes`, or free disk space.",
     ),
     "expired": Reason(
-        "has expired", "Precompute it again, with a longer `expires_in`, or with none."
+        "has expired", "Precompute it again with a longer `expires_in`, or without one."
     ),
     "deleted": Reason(
-        "was deleted from the store", "Precompute it again, or delete it from the index, too."
+        "was deleted from the store", "Precompute it again, or delete it from the index too."
     ),
     "too_short": Reason(
         "has fewer than 16 characters",
@@ -75,105 +72,105 @@ REASONS: dict[str, Reason] = {
         "is longer than the model's positions", "Split documents into smaller chunks."
     ),
     "unknown_token": Reason(
-        "has a token that the model has no embedding for",
-        "Remove the token's name from the text, or use the tokenizer that the model came with.",
+        "contains a token without an embedding in the model",
+        "Remove the token's name from the text, or use the model's own tokenizer.",
     ),
-    # stored, and unreadable
-    "tokens": Reason("has another text's entry in its place", _AGAIN),
-    "checksum": Reason("is corrupt: its bytes are not those that were written", _AGAIN),
-    "format": Reason("is stored in a format that this version does not read", _AGAIN),
+    # stored, but unreadable
+    "tokens": Reason("has a different text's entry in its place", _AGAIN),
+    "checksum": Reason("is corrupt: its checksum is wrong", _AGAIN),
+    "format": Reason("is stored in a format that this version cannot read", _AGAIN),
     "unreadable": Reason(
-        "cannot be read: the place is not reachable, or the file is cut", "See the log; try again."
+        "cannot be read: the store is unreachable or the file truncated", "See the log; try again."
     ),
-    # in the prompt, in other characters
+    # in the prompt, but changed
     "list": Reason(
-        "stands in the prompt within a printed Python list, with \\n for line ends", _JOIN
+        "is in the prompt as part of a printed Python list, with \\n for line ends", _JOIN
     ),
     "json": Reason(
-        "stands in the prompt as JSON, with \\n for line ends",
-        "Have the tool return its texts joined by blank lines instead of JSON.",
+        "is in the prompt as JSON, with \\n for line ends",
+        "Let the tool return its texts joined by blank lines instead of JSON.",
     ),
     "html": Reason(
-        "stands in the prompt with HTML escapes such as &quot;",
-        "Turn escaping off: three braces in a mustache template, `| safe` in a Jinja one.",
+        "is in the prompt with HTML escapes such as &quot;",
+        "Turn off escaping: three braces in a mustache template, `| safe` in a Jinja one.",
     ),
     "indentation": Reason(
-        "stands in the prompt with other indentation",
-        "Write the prompt template without indentation, or dedent it before texts are inserted.",
+        "is in the prompt with different indentation",
+        "Write the prompt template without indentation, or dedent it before inserting texts.",
     ),
     "whitespace": Reason(
-        "stands in the prompt with other blanks or line ends",
-        f"{_AS_IS}: the same cleaning of blanks before both.",
+        "is in the prompt with different blanks or line ends",
+        f"{_AS_IS}, with the same blanks.",
     ),
-    "case": Reason("stands in the prompt in other case", f"{_AS_IS}: the same case in both."),
+    "case": Reason("is in the prompt in different case", f"{_AS_IS}, in the same case."),
     "characters": Reason(
-        "stands in the prompt in other characters (Unicode form, quotes)",
-        f"{_AS_IS}: the same normalisation before both.",
+        "is in the prompt with different characters (Unicode form, quotes)",
+        f"{_AS_IS}, with the same normalisation.",
     ),
     "metadata": Reason(
-        "stands in the prompt without the lines around its text, or with others (metadata)",
-        "Render chunks alike in both places: `document_prompt` in LangChain, `metadata_mode` in "
-        "LlamaIndex (`MetadataMode.NONE` for CitationQueryEngine); leave out metadata that "
-        "changes (`excluded_llm_metadata_keys`).",
+        "is in the prompt with different or no lines (metadata) around its text",
+        "Render chunks the same way at ingestion and in prompts: `document_prompt` in LangChain, "
+        "`metadata_mode` in LlamaIndex (`MetadataMode.NONE` for CitationQueryEngine). Exclude "
+        "metadata that changes (`excluded_llm_metadata_keys`).",
     ),
     "enlarged": Reason(
-        "stands in the prompt within a longer text (a sentence window, a merged parent)",
+        "is in the prompt as part of a longer text (a sentence window, a merged parent)",
         'Precompute the longer text: `metadata_key="window"` in LlamaIndex, or '
         "`RagKVPostprocessor` behind what inserts it.",
     ),
     "pieces": Reason(
-        "stands in the prompt in pieces, with other text between them",
-        "Split into chunks that the prompt keeps whole, at most CitationQueryEngine's "
+        "is in the prompt in pieces, with other text between them",
+        "Split documents into chunks that stay whole in the prompt: at most CitationQueryEngine's "
         "`citation_chunk_size`.",
     ),
     "shortened": Reason(
-        "stands in the prompt with parts left out (by a compressor)",
+        "is in the prompt without some parts (removed by a compressor)",
         "Split documents into smaller chunks instead of shortening them after retrieval.",
     ),
     "cut": Reason(
-        "is cut off in the prompt: only a part of it is there",
-        "Retrieve fewer or smaller chunks, or pack whole ones (`RagKVPromptHelper`).",
+        "is truncated in the prompt",
+        "Retrieve fewer or smaller chunks, or keep them whole with `RagKVPromptHelper`.",
         "notice",
     ),
     "left_out": Reason(
         "is not in the prompt",
-        "Nothing, if it was dropped on purpose (a cutoff, a reranker) or is in another call's "
-        "prompt (`refine`); otherwise see that the template has the context's field.",
+        "Nothing, if it was dropped on purpose (a cutoff, a reranker) or belongs to another call's "
+        "prompt (`refine`). Otherwise check that the template has the context's field.",
         "notice",
     ),
-    # in the prompt, and not used
+    # in the prompt, but not used
     "unaligned": Reason(
         "shares all of its tokens with the text around it",
-        "Nothing: these are few tokens.",
+        "Nothing: it has few tokens.",
         "info",
     ),
     "overlap": Reason(
-        "overlaps another chunk in the prompt, whose rows were taken",
+        "overlaps another chunk in the prompt, which was reused instead",
         "Split without `chunk_overlap`, or insert whole chunks.",
         "notice",
     ),
     "positions": Reason(
-        "is in a prompt so long that the model rotates its keys by another table",
+        "is in a prompt longer than the position limit of the model's first rotary table",
         "Retrieve fewer or smaller chunks.",
     ),
     "slower": Reason(
-        "would have taken longer to load than to compute",
+        "would take longer to load than to compute",
         "Nothing: it is being loaded into memory.",
         "info",
     ),
     "method": Reason(
-        "is not reused by the method in use",
+        "is not reused by this method",
         'Nothing, if the method was chosen for that; the default is `method="query"`.',
         "info",
     ),
     "ratio": Reason(
-        "was computed again, as all cached tokens were",
-        "Nothing, if exactness is wanted; a `recompute_ratio` below 1 reuses.",
+        "was recomputed, like all cached tokens",
+        "Nothing, for an exact answer; a `recompute_ratio` below 1 reuses chunks.",
         "info",
     ),
     "unsupported": Reason(
         "cannot be reused with this model, which is served by full prefill",
-        "Take a model whose caches can be moved: docs/models.md.",
+        "Use a model whose caches can be moved: docs/models.md.",
     ),
 }
 """The reasons of :class:`ragkv.report.account.Miss`."""

@@ -1,4 +1,4 @@
-"""A report in a few lines, and its misses in sentences."""
+"""A report's summary, and its misses in sentences."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ MOST_LINES = 10
 
 
 def summary(report: ReuseReport) -> str:
-    """Return where tokens and time went, and what was not reused and why."""
+    """Return the origin of the tokens, the time by step, and the misses, in a few lines."""
     sources = {
         "sink": report.tokens.sink,
-        "exact from former prompts": report.tokens.history_exact,
-        "repaired by former prompts": report.tokens.history_repaired,
+        "exact from history": report.tokens.history_exact,
+        "repaired from history": report.tokens.history_repaired,
         "reused": report.tokens.reused,
         "from versions": report.tokens.version,
         "recomputed": report.tokens.recomputed,
@@ -30,12 +30,12 @@ def summary(report: ReuseReport) -> str:
     }
     tokens = ", ".join(f"{number:,} {name}" for name, number in sources.items() if number)
     steps = ", ".join(f"{name} {seconds:.3f}" for name, seconds in report.steps.items())
-    asked = report.recompute_ratio
-    asked = asked if isinstance(asked, str) else f"{asked:.0%}"
+    ratio = report.recompute_ratio
+    requested = ratio if isinstance(ratio, str) else f"{ratio:.0%}"
     lines = [
         f"Prompt: {count(report.tokens.prompt, 'token')}: {tokens}",
-        f"Chunks: {len(report.chunks)} cached, {len(report.misses)} not reused or not whole",
-        f"Recomputed: {report.effective_ratio:.1%} of chunks' tokens, {asked} asked for",
+        f"Chunks: {len(report.chunks)} cached, {len(report.misses)} not reused or only in part",
+        f"Recomputed: {report.effective_ratio:.1%} of chunks' tokens, {requested} requested",
         f"First token after {report.ttft_s:.3f} s ({steps})",
     ]
     if report.decode.tokens > 1:
@@ -57,12 +57,12 @@ def summary(report: ReuseReport) -> str:
 
 
 def sentences(misses: Iterable[Miss], of: str = "") -> Iterator[str]:
-    """Yield one sentence for each reason: how many chunks, what happened, what to do.
+    """Yield one sentence for each reason: the number of chunks, the reason, the remedy.
 
     Parameters
     ----------
     of
-        Of how many chunks, such as ``"Of 3 chunks, "``; it begins the sentence.
+        The beginning of the sentence, such as ``"Of 3 chunks, "``.
     """
     for miss, number in Counter(replace(miss, chunk="") for miss in misses).items():
         known = REASONS.get(miss.reason)

@@ -1,4 +1,4 @@
-"""The prompt token by token, for a report's page."""
+"""The tokens of a prompt, for a report's page."""
 
 from __future__ import annotations
 
@@ -10,17 +10,16 @@ import numpy.typing as npt
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Trace:
-    """A prompt's text, its tokens' offsets, and their ranking.
+    """A prompt's text, and its tokens' offsets and scores.
 
     Attributes
     ----------
     text
-        The prompt as the model read it.
+        The rendered prompt.
     offsets
-        ``[tokens, 2]`` int32: the first character of each token and the end.
+        ``[tokens, 2]`` int32: each token's first character and its end.
     scores
-        ``[tokens]`` float32: what the cached tokens were ranked by; NaN where nothing was
-        scored.
+        ``[tokens]`` float32: the method's score of each cached token; NaN without one.
     attention
         Whether scores are shares of the query's attention.
     """
@@ -32,14 +31,14 @@ class Trace:
 
     @property
     def scored(self) -> bool:
-        """Whether any token was scored: at ratio 0 and 1 none is, nor by some methods."""
+        """Whether any token was scored: none is at ratios 0 and 1, or by some methods."""
         return not np.isnan(self.scores).all()
 
     def pieces(self) -> list[str]:
-        """Return each token's characters; joined they are the text.
+        """Return each token's characters; joined, they are the text.
 
-        A character of several tokens (an emoji, say) is the first one's. Characters that
-        no token covers are given to the token behind them, at the end to the last one.
+        A character of several tokens, such as an emoji, is the first token's. Characters that
+        no token covers belong to the next token, at the end to the last one.
         """
         if not len(self.offsets):
             return []

@@ -1,4 +1,4 @@
-"""Chunks that retrievers name before the prompt that they are retrieved for."""
+"""Chunks that retrievers name before the prompt that contains them."""
 
 from __future__ import annotations
 
@@ -9,10 +9,13 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 
 MOST_LISTS = 16
-"""Lists of named chunks that are remembered: the last ones."""
+"""Number of lists of named chunks that are kept: the last ones."""
+
+MOST_MISSING = 1000
+"""Number of named, missing chunks that are kept: the last ones."""
 
 WAIT_S = 60.0
-"""Seconds that a list waits for a prompt of another context."""
+"""Seconds that a list waits for a prompt of a different context."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +27,7 @@ class Retrieved:
     new
         Named since the last prompt.
     earlier
-        Possibly for this prompt: an earlier one of the same thread or task took them, or several
+        Possibly for this prompt: an earlier prompt of the same thread or task took them, or several
         lists of unknown callers wait. Only those in the prompt are reported.
     """
 
@@ -46,19 +49,41 @@ _here: ContextVar[tuple[_NamedList, ...]] = ContextVar("ragkv_named", default=()
 
 
 class NamedChunks:
-    """Chunks that retrievers named, until a prompt takes them.
+    """Chunks that retrievers named: lists until a prompt takes them, and the missing chunks.
 
     A prompt takes the lists of its own thread or task. Some frameworks (LangChain) run retrievers
-    in a context of their own: where nothing was named in a prompt's context, it takes the list
-    that waits; of several, each can be its own, and none is taken.
+    in a separate context: if nothing was named in a prompt's context, the prompt takes the only
+    waiting list. If several lists wait, it takes none, since each can belong to another prompt.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._waiting: list[_NamedList] = []
+        self._missing: dict[str, None] = {}
+
+    @property
+    def missing(self) -> list[str]:
+        """The named chunks that are not known to be stored, in the order of naming."""
+        with self._lock:
+            return list(self._missing)
+
+    def add_missing(self, texts: Iterable[str]) -> None:
+        """Keep chunks until they are known to be stored."""
+        with self._lock:
+            for text in texts:
+                self._missing.pop(text, None)
+                self._missing[text] = None
+            while len(self._missing) > MOST_MISSING:
+                del self._missing[next(iter(self._missing))]
+
+    def remove_missing(self, texts: Iterable[str]) -> None:
+        """Remove chunks that are stored, or are being stored."""
+        with self._lock:
+            for text in texts:
+                self._missing.pop(text, None)
 
     def add(self, texts: Iterable[str]) -> None:
-        """Remember retrieved chunks for the next prompt."""
+        """Keep a list of retrieved chunks for the next prompt."""
         named = _NamedList(tuple(filter(None, dict.fromkeys(texts))), self, time.monotonic())
         if not named.texts:
             return
@@ -68,7 +93,7 @@ class NamedChunks:
             self._waiting = [*self._waiting, named][-MOST_LISTS:]
 
     def take(self) -> Retrieved:
-        """Return the chunks of the prompt that begins now."""
+        """Return the chunks of the current context's next prompt."""
         here = [each for each in _here.get() if each.owner is self]
         oldest = time.monotonic() - WAIT_S
         with self._lock:

@@ -1,4 +1,4 @@
-"""The calls under way on an engine, and its closing."""
+"""The running calls of an engine, and its closing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class Lifecycle:
-    """Counts the calls under way; entered as a context, it counts one more."""
+    """Counts the running calls; each call is a ``with`` block."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -25,14 +25,14 @@ class Lifecycle:
 
     @property
     def forked(self) -> bool:
-        """Whether this process is a fork of the engine's, and so lacks its threads."""
+        """Whether this process is a fork of the engine's, without its threads."""
         return self._process != os.getpid()
 
     def __enter__(self) -> Self:
-        if self.forked:  # the condition below may be locked for ever
+        if self.forked:  # the fork can have copied a locked condition
             raise ClosedError(
-                "this RagKV was made before a fork: make one in each process, after it. The model "
-                "may be loaded before: RagKV(kv.loaded, store=...)"
+                "this RagKV was made before a fork: make one in each process, after the fork. The "
+                "model can be loaded before it: RagKV(kv.loaded, store=...)"
             )
         with self._changed:
             if self._closed:
@@ -48,7 +48,7 @@ class Lifecycle:
     def run_in_thread(
         self, run: Callable[Given, Done], start: Callable[[Callable[Given, Done]], T]
     ) -> T:
-        """Begin a call that ``start`` runs in another thread; it ends when ``run`` returns."""
+        """Begin a call that ``start`` runs in a separate thread; it ends when ``run`` returns."""
 
         def run_and_end(*args: Given.args, **kwargs: Given.kwargs) -> Done:
             try:
@@ -64,7 +64,7 @@ class Lifecycle:
             raise
 
     def close(self) -> bool:
-        """Refuse new calls, wait for those under way; return whether it was open."""
+        """Refuse new calls and wait for the running ones; return whether the engine was open."""
         with self._changed:
             was_open, self._closed = not self._closed, True
             self._changed.wait_for(lambda: not self._under_way)

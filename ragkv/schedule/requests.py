@@ -1,4 +1,4 @@
-"""Which request begins when: one prompt is computed at a time, while answers go on beside it."""
+"""The queue of requests: one prompt is computed at a time, beside the steps of other answers."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from ragkv.model.lock import ModelLock
 from ragkv.model.memory import room_for_kv
 
 _MAX_OVERTAKEN = 2
-"""No request is overtaken more often by better cached ones (RAGCache, section 5.3)."""
+"""How often better cached requests can overtake a request (RAGCache, section 5.3)."""
 _POLL_S = 0.05
 _QUIET_S = 0.1
-"""Without a request, before idle work begins: calls in a row do not begin and end it each time."""
+"""Time without a request before idle work begins, longer than the gap between most calls."""
 
 
 class Cancelled(Exception):  # noqa: N818  internal
-    """Raised in a stream's thread when it is closed before its answer began."""
+    """The request was cancelled before its turn."""
 
 
 class GaveWay(Exception):  # noqa: N818  internal
-    """Raised in idle work when a request wants the model."""
+    """Ends idle work when a request needs the model."""
 
 
 @dataclass(slots=True, eq=False)
@@ -35,13 +35,13 @@ class Turn:
     Attributes
     ----------
     cached_share
-        Cached over to-be-computed tokens of its prompt: the highest goes first.
+        Ratio of cached tokens to tokens to compute; the request with the highest begins first.
     tokens, nbytes
-        Rows of its keys and values, and their bytes.
+        Number of rows of its keys and values, and their bytes.
     overtaken
-        Requests that came later and began earlier.
+        Number of later requests that began earlier.
     give_way
-        Called while a request waits for this idle work to end; None for a request.
+        Called while a request waits for the end of this idle work; None for a request.
     """
 
     requests: RequestQueue
@@ -55,15 +55,15 @@ class Turn:
 
     @property
     def is_request(self) -> bool:
-        """Whether it is no idle work."""
+        """False for idle work."""
         return self.give_way is None
 
     def until_prefilled(self, context: AbstractContextManager[object]) -> None:
-        """Enter a context that ends when the prompt is computed."""
+        """Enter a context that ends with :meth:`prefilled`."""
         self._prefill.enter_context(context)
 
     def prefilled(self) -> None:
-        """Let the next request begin: the prompt is computed, the answer's steps follow."""
+        """Release the model for the next prompt; the answer's steps follow."""
         self._prefill.close()
         if self.has_model:
             self.has_model = False
@@ -72,9 +72,9 @@ class Turn:
 
 
 class RequestQueue:
-    """The requests of one model: those that wait, the one whose prompt is computed, the others.
+    """The requests of one model: waiting, computing their prompt (at most one), and running.
 
-    Idle work begins when no request has waited or run for a moment, and gives way to the next one.
+    Idle work begins after a moment without requests, and ends for the next request.
     """
 
     def __init__(self, lock: ModelLock) -> None:
@@ -92,7 +92,7 @@ class RequestQueue:
     def configure(
         self, max_running: int | None = None, kv_bytes: int | None = None, *, tiers: int = 0
     ) -> None:
-        """Take an engine's limits, None keeps those that hold; ``tiers`` are added."""
+        """Set limits; None keeps the current one. ``tiers`` bytes are added to the sum."""
         with self._changed:
             self.tiers += tiers
             self.max_running = max_running or self.max_running
@@ -121,16 +121,16 @@ class RequestQueue:
         cancelled: Callable[[], bool] | None = None,
         give_way: Callable[[], object] | None = None,
     ) -> Iterator[Turn]:
-        """Wait for this request's turn; in the block it has the model, until it is prefilled.
+        """Wait for a request's turn. In the block it holds the model until it is prefilled.
 
-        A thread that has the model already does not wait.
+        A thread that already holds the model does not wait.
 
         Parameters
         ----------
         tokens
-            Rows of its cache, those for the answer included.
+            Number of rows of its cache, including the answer's.
         cancelled
-            Asked now and then while waiting.
+            Called repeatedly while waiting.
         give_way
             As in :class:`Turn`.
 
@@ -157,9 +157,9 @@ class RequestQueue:
                 self._changed.notify_all()
 
     def let_pass(self) -> float:
-        """Let a request that waits for the model have it first; return the seconds waited.
+        """Yield the model to a waiting request; return the seconds until it is back.
 
-        The calling thread has the model.
+        The calling thread holds the model.
         """
         began, first = time.perf_counter(), self._prefilling
         if first is not None and first.is_request:
@@ -170,13 +170,13 @@ class RequestQueue:
     def has_others(self, turn: Turn) -> bool:
         """Whether other answers run, and can end while this turn waits.
 
-        Where its thread had the model before, they cannot.
+        They cannot end if the turn's thread held the model before.
         """
         with self._changed:
             return self._prefilling is turn and len(self._running) > 1
 
     def wait_for_others(self, cancelled: Callable[[], bool] | None) -> None:
-        """Wait until the other answers have ended; the calling thread has the model.
+        """Wait until the other answers have ended; the calling thread holds the model.
 
         Raises
         ------
@@ -191,19 +191,19 @@ class RequestQueue:
 
     @contextmanager
     def _without_model(self) -> Iterator[None]:
-        """Let other threads have the model in the block."""
+        """Release the model to other threads in the block."""
         self.lock.release()
         try:
             yield
         finally:
             try:
                 self.lock.acquire()
-            except BaseException:  # interrupted; the caller releases it
+            except BaseException:  # interrupted; the caller releases the model
                 self.lock.acquire()
                 raise
 
     def end_prefill(self, turn: Turn) -> None:
-        """Let the next request begin, while this one's answer goes on."""
+        """Let the next request begin beside this one's answer."""
         with self._changed:
             if self._prefilling is turn:
                 self._prefilling = None
@@ -211,7 +211,7 @@ class RequestQueue:
 
     def _enter(self, turn: Turn, loaded: LoadedModel, cancelled: Callable[[], bool] | None) -> None:
         with self._changed:
-            if self.lock.is_mine:  # the others wait for this thread
+            if self.lock.is_mine:  # all others wait for this thread
                 self._running.add(turn)
                 return
             self._waiting.append(turn)
@@ -241,7 +241,7 @@ class RequestQueue:
     def _may_begin(self, turn: Turn, loaded: LoadedModel) -> bool:
         if self._prefilling is not None or self._first() is not turn:
             return False
-        if not self._running:  # alone, whatever its size
+        if not self._running:  # of any size
             return turn.is_request or time.perf_counter() - self._quiet_since >= _QUIET_S
         if not turn.is_request or len(self._running) >= self.max_running:
             return False
@@ -252,14 +252,14 @@ class RequestQueue:
         return sum(each.nbytes for each in self._running)
 
     def _room(self, turn: Turn, loaded: LoadedModel) -> int:
-        """Return the bytes that keys and values may take while a turn's prompt is computed."""
+        """Return the bytes for keys and values while a turn's prompt is computed."""
         if self.kv_bytes is not None or not isinstance(loaded, ReusableModel):
             return self.kv_bytes or 0
         held = {"running": self._running_bytes, "tiers": self.tiers}
         return room_for_kv(loaded, turn.tokens, **held)
 
     def _first(self) -> Turn:
-        """Return the next to begin: one that was overtaken too often, or the best cached."""
+        """Return the next turn: one that was overtaken too often, or else the best cached."""
         for turn in self._waiting:
             if turn.overtaken >= _MAX_OVERTAKEN:
                 return turn

@@ -19,7 +19,7 @@ from ragkv.serve.body import Fields, Json
 from ragkv.serve.fields import TEXT_OR_LIST, Objects, Text, TokenId, Variables, chat_of
 from ragkv.serve.metrics import CONTENT_TYPE
 from ragkv.serve.refusal import RefusedError
-from ragkv.serve.service import Engine, Service, service_of
+from ragkv.serve.service import Engine, Service, State
 
 router = APIRouter()
 _STARTED = int(time.time())
@@ -62,9 +62,8 @@ async def root() -> Response:
 
 
 @router.api_route("/health", methods=_READ)
-async def health(request: Request) -> Response:
+async def health(service: State) -> Response:
     """Return 200, or 503 until the engines are warm and while the server stops."""
-    service = service_of(request)
     service.gate.refuse_draining()
     if not service.ready:
         raise RefusedError(503, "The server is starting.", code="starting")
@@ -72,15 +71,14 @@ async def health(request: Request) -> Response:
 
 
 @router.get("/metrics")
-async def metrics(request: Request) -> Response:
+async def metrics(service: State) -> Response:
     """Return metrics for Prometheus."""
-    return Response(service_of(request).metrics.text(), headers={"Content-Type": CONTENT_TYPE})
+    return Response(service.metrics.text(), headers={"Content-Type": CONTENT_TYPE})
 
 
 @router.get("/version")
-async def about_version(request: Request, engine: Engine) -> Response:
+async def about_version(service: State, engine: Engine) -> Response:
     """Return the model and the namespace of the key."""
-    service = service_of(request)
     return Json(
         {
             "version": version("ragkv"),
@@ -94,17 +92,15 @@ async def about_version(request: Request, engine: Engine) -> Response:
 
 
 @router.api_route("/v1/models", methods=_READ)
-async def models(request: Request, engine: Engine) -> Response:
+async def models(service: State, engine: Engine) -> Response:
     """List the model under both of its names."""
-    service = service_of(request)
     names = dict.fromkeys([service.model_name, "default"])
     return Json({"object": "list", "data": [_model(name, service, engine) for name in names]})
 
 
 @router.api_route("/v1/models/{name:path}", methods=_READ)
-async def model(request: Request, engine: Engine, name: str) -> Response:
+async def model(service: State, engine: Engine, name: str) -> Response:
     """Describe a model."""
-    service = service_of(request)
     service.require_model(name)
     return Json(_model(name, service, engine))
 
@@ -121,9 +117,8 @@ def _model(name: str, service: Service, engine: RagKV) -> dict[str, Any]:
 
 
 @router.post("/tokenize")
-async def tokenize(request: Request, engine: Engine) -> Response:
+async def tokenize(request: Request, service: State, engine: Engine) -> Response:
     """Return the tokens of a text or of chat messages, as the engine reads them."""
-    service = service_of(request)
     body = await service.read(TokenizeFields, request)
     service.require_model(body.model)
     if (body.prompt is None) == (body.messages is None):
@@ -156,9 +151,8 @@ def _ids_of(engine: RagKV, prompt: Prompt, special: bool | None) -> list[int]:  
 
 
 @router.post("/detokenize")
-async def detokenize(request: Request, engine: Engine) -> Response:
+async def detokenize(request: Request, service: State, engine: Engine) -> Response:
     """Return the text of tokens, special ones included."""
-    service = service_of(request)
     body = await service.read(DetokenizeFields, request)
     service.require_model(body.model)
     return Json({"prompt": await service.in_thread(_text_of, engine, body.tokens)})
@@ -177,9 +171,8 @@ def _text_of(engine: RagKV, ids: Sequence[int]) -> str:
 
 
 @router.post("/v1/sink")
-async def sink(request: Request, engine: Engine) -> Response:
+async def sink(request: Request, service: State, engine: Engine) -> Response:
     """Return a prompt template's text before its first field."""
-    service = service_of(request)
     body = await service.read(SinkFields, request)
     template: Any = body.template
     if not isinstance(template, str):

@@ -25,10 +25,10 @@ from ragkv.serve.response import AnswerWriter, ChatWriter, TextWriter
 from ragkv.serve.service import (
     Engine,
     Service,
+    State,
     check_answers,
     check_texts,
     overrides_of,
-    service_of,
 )
 
 router = APIRouter()
@@ -44,9 +44,8 @@ class ClientLeftError(Exception):
 
 
 @router.post("/v1/chat/completions")
-async def chat_completions(request: Request, engine: Engine) -> Response:
+async def chat_completions(request: Request, service: State, engine: Engine) -> Response:
     """Answer chat messages."""
-    service = service_of(request)
     body = await service.read(ChatFields, request)
     prompt, schema = body.chat, body.response_format.schema_of_answers
     await _check_schema(service, "response_format", schema)
@@ -71,9 +70,8 @@ async def _check_schema(service: Service, param: str, schema: dict[str, Any] | N
 
 
 @router.post("/v1/completions")
-async def completions(request: Request, engine: Engine) -> Response:
+async def completions(request: Request, service: State, engine: Engine) -> Response:
     """Complete texts or token ids."""
-    service = service_of(request)
     body = await service.read(CompletionFields, request)
     prompts = await service.in_thread(prompts_in, body.prompt)
     settings = body.decode_settings() | {
@@ -93,7 +91,7 @@ async def _answer(
     writer_of: type[AnswerWriter],
 ) -> Response:
     """Answer prompts; ``settings`` are keyword arguments of :meth:`RagKV.stream`."""
-    service = service_of(request)
+    service: Service = request.app.state.service
     service.require_model(fields.model)
     count = fields.n * len(prompts)
     check_answers(count)

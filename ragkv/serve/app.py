@@ -1,26 +1,93 @@
-"""The application: routes, and errors in OpenAI's form."""
+"""The application and its server: routes, middleware, errors in OpenAI's form, shutdown."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+import re
+import socket
+import uuid
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from contextlib import asynccontextmanager, suppress
 from http import HTTPStatus
 
+import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ragkv.engine.engine import RagKV
 from ragkv.errors import RagKVError
+from ragkv.retrieve.route import HEADER as ROUTE
 from ragkv.serve import about, answering, chunks
 from ragkv.serve.body import Json
 from ragkv.serve.config import ServeConfig
-from ragkv.serve.middleware import Origins, RequestIds
-from ragkv.serve.refusal import RefusedError, draining, refusal_of
-from ragkv.serve.service import Service, service_of
+from ragkv.serve.refusal import REQUEST_ID, RefusedError, draining, refusal_of
+from ragkv.serve.service import Service
+
+_IDLE_S = 75
+"""Idle connections stay open for longer than common proxies' 60 s."""
+_LAST_WORDS_S = 5
+"""Time to send the responses of ended answers."""
+
+_HEADER = "x-request-id"
+_SAFE = re.compile(r"[\w.:/=+-]{1,128}", re.ASCII)
+
+
+class RequestIds:
+    """Sets ``x-request-id`` of responses: the client's, if it is safe in a log, or a new one."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        given = Headers(scope=scope).get(_HEADER, "")
+        request_id = given if _SAFE.fullmatch(given) else f"req_{uuid.uuid4().hex}"
+        token = REQUEST_ID.set(request_id)
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message)[_HEADER] = request_id
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_with_id)
+        finally:
+            REQUEST_ID.reset(token)
+
+
+class Origins(CORSMiddleware):
+    """Lets pages of these origins send requests.
+
+    Parameters
+    ----------
+    origins
+        Such as ``http://localhost:5173``; ``*`` is any.
+    """
+
+    def __init__(self, app: ASGIApp, origins: Collection[str]) -> None:
+        super().__init__(
+            app,
+            allow_origins=origins,
+            allow_methods=("GET", "HEAD", "POST", "DELETE"),
+            allow_headers=["*"],
+            expose_headers=[_HEADER, ROUTE],
+        )
+
+    def preflight_response(self, request_headers: Headers) -> Response:
+        """Return 200, or 403 with the missing option."""
+        if self.is_allowed_origin(request_headers["origin"]):
+            return super().preflight_response(request_headers)
+        message = "Pages of this origin are not allowed: start the server with --cors-origin."
+        refusal = RefusedError(403, message, code="origin_not_allowed")
+        return Json(refusal.body(), status_code=refusal.status)
 
 
 class _App(FastAPI):
@@ -88,7 +155,8 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
 
 async def _refuse(request: Request, error: Exception) -> Response:
     refusal = _refusal_of(error)
-    service_of(request).metrics.record_error(refusal.code)
+    service: Service = request.app.state.service
+    service.metrics.record_error(refusal.code)
     return Json(refusal.body(), status_code=refusal.status, headers=refusal.headers)
 
 
@@ -101,3 +169,48 @@ def _refusal_of(error: Exception) -> RefusedError:
         name = str(first["loc"][-1])
         return RefusedError(400, f"{name}: {first['msg']}.", param=name, code="invalid_value")
     return refusal_of(error)
+
+
+class DrainingServer(uvicorn.Server):
+    """A server that finishes running answers before it stops.
+
+    Parameters
+    ----------
+    on_ready
+        Called with the address once the server listens.
+    """
+
+    def __init__(
+        self,
+        app: FastAPI,
+        settings: ServeConfig,
+        *,
+        on_ready: Callable[[str], object] = lambda _: None,
+        log_level: str = "warning",
+    ) -> None:
+        config = uvicorn.Config(
+            app,
+            host=settings.host,
+            port=settings.port,
+            log_level=log_level,
+            timeout_graceful_shutdown=_LAST_WORDS_S,
+            timeout_keep_alive=_IDLE_S,
+            server_header=False,
+            ws="none",
+        )
+        super().__init__(config)
+        self._service: Service = app.state.service
+        self._on_ready = on_ready
+        self.address = ""
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen."""
+        await super().startup(sockets)
+        host, port = self.servers[0].sockets[0].getsockname()[:2]
+        self.address = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        self._on_ready(self.address)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Refuse new requests with 503 until the running answers have ended; then close."""
+        await self._service.gate.drain(self._service.settings.drain_timeout)
+        await super().shutdown(sockets)

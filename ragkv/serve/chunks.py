@@ -16,7 +16,7 @@ from ragkv.serve.body import Fields, Json
 from ragkv.serve.fields import ReuseFields, Texts
 from ragkv.serve.ingestion import IngestionJob
 from ragkv.serve.refusal import RefusedError
-from ragkv.serve.service import Engine, check_texts, overrides_of, service_of
+from ragkv.serve.service import Engine, State, check_texts, overrides_of
 
 router = APIRouter()
 
@@ -50,9 +50,8 @@ class DeletedFields(Fields):
 
 
 @router.post("/v1/chunks")
-async def precompute(request: Request, engine: Engine) -> Response:
+async def precompute(request: Request, service: State, engine: Engine) -> Response:
     """Encode chunks: 200 when they are stored, 202 before."""
-    service = service_of(request)
     body = await service.read(ChunkFields, request)
     check_texts(body.texts, "texts")
     overrides = overrides_of(engine, body.ragkv)
@@ -68,9 +67,8 @@ async def precompute(request: Request, engine: Engine) -> Response:
 
 
 @router.post("/v1/chunks/prefetch")
-async def prefetch(request: Request, engine: Engine) -> Response:
+async def prefetch(request: Request, service: State, engine: Engine) -> Response:
     """Start loading chunks of the next prompts."""
-    service = service_of(request)
     body = await service.read(PrefetchFields, request)
     check_texts(body.texts, "texts")
     overrides = overrides_of(engine, body.ragkv)
@@ -81,7 +79,7 @@ async def prefetch(request: Request, engine: Engine) -> Response:
 
 @router.get("/v1/chunks")
 async def known(
-    request: Request,
+    service: State,
     engine: Engine,
     text: str,
     sink: str | None = None,
@@ -90,20 +88,19 @@ async def known(
     """Return whether a chunk can be reused."""
     check_texts([text], "text")
     overrides = overrides_of(engine, ReuseFields(sink=sink, method=method))
-    found = await service_of(request).in_thread(engine.contains, text, **overrides)
+    found = await service.in_thread(engine.contains, text, **overrides)
     return Json({"text_known": found})
 
 
 @router.get("/v1/chunks/{job_id}")
-async def progress(request: Request, engine: Engine, job_id: str) -> Response:
+async def progress(service: State, engine: Engine, job_id: str) -> Response:
     """Return a precomputation's progress."""
-    return Json(service_of(request).ingestion.find(job_id, engine).to_dict())
+    return Json(service.ingestion.find(job_id, engine).to_dict())
 
 
 @router.delete("/v1/chunks")
-async def delete(request: Request, engine: Engine) -> Response:
+async def delete(request: Request, service: State, engine: Engine) -> Response:
     """Delete a chunk, or the chunks of one document only."""
-    service = service_of(request)
     body = await service.read(DeletedFields, request)
     if (body.text is None) == (body.document is None):
         message = "Give either a text or a document."
@@ -120,8 +117,8 @@ async def route(engine: Engine, text: Annotated[list[str], Query()]) -> Response
 
 
 @router.post("/v1/route")
-async def route_of_many(request: Request, engine: Engine) -> Response:
+async def route_of_many(request: Request, service: State, engine: Engine) -> Response:
     """Return the routing key of chunks in a body."""
-    body = await service_of(request).read(RouteFields, request)
+    body = await service.read(RouteFields, request)
     check_texts(body.texts, "texts")
     return Json({"route": route_of(body.texts, engine.namespace)})

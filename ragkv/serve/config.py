@@ -34,10 +34,9 @@ class ServeConfig:
         Seconds from a request to the end of its answer.
     drain_timeout
         Seconds for running answers to end after SIGTERM.
-    max_running
-        Answers that are generated at once.
     max_waiting
-        Answers that can wait in addition; a request beyond both is refused with 503.
+        Most waiting answers, in addition to the engine's ``max_running``; further requests are
+        refused with 503.
     cors_origins
         Origins of pages that can send requests from a browser, such as ``http://localhost:5173``;
         ``*`` is any.
@@ -57,7 +56,6 @@ class ServeConfig:
     model_name: str | None = None
     timeout: float = 600.0
     drain_timeout: float = 60.0
-    max_running: int = 16
     max_waiting: int = 64
     cors_origins: tuple[str, ...] = ()
 
@@ -88,7 +86,7 @@ class ServeConfig:
 
 
 _ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://[^/\s?#@]+")
-_POSITIVE = ("timeout", "drain_timeout", "max_running")
+_POSITIVE = ("timeout", "drain_timeout")
 
 
 def _is_loopback(host: str) -> bool:

@@ -70,7 +70,7 @@ class Service:
             lambda: first.status().waiting,
             lambda: [engine.status() for engine in self.engines.values()],
         )
-        self.gate = Gate(settings.max_running + settings.max_waiting)
+        self.gate = Gate(first.status().max_running + settings.max_waiting)
         self.ingestion = IngestionQueue()
         self.ready = False
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="ragkv-serve")
@@ -184,14 +184,16 @@ def _public_name(name: str) -> str:
     return Path(name).resolve().name if Path(name).is_dir() else name
 
 
-def service_of(request: Request) -> Service:
-    """Return the server's state."""
+async def _service(request: Request) -> Service:
     service: Service = request.app.state.service
     return service
 
 
-async def _engine(request: Request) -> RagKV:
-    service = service_of(request)
+State = Annotated[Service, Depends(_service)]
+"""The server's state."""
+
+
+async def _engine(request: Request, service: State) -> RagKV:
     service.gate.refuse_draining()
     return service.engine_for(request.headers.get("authorization", ""))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tiny import tiny_model, tiny_tokenizer
+from tiny import saved
 
 
 @pytest.fixture(autouse=True)
@@ -19,7 +19,4 @@ def kept(tmp_path, monkeypatch) -> Path:
 @pytest.fixture(scope="module")
 def model(tmp_path_factory) -> str:
     """Return the folder of a tiny model with its tokenizer."""
-    folder = tmp_path_factory.mktemp("tiny-model")
-    tiny_model(layers=2).save_pretrained(folder)
-    tiny_tokenizer().save_pretrained(folder)
-    return str(folder)
+    return saved(tmp_path_factory.mktemp("tiny-model"), layers=2)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import Result
 from fresh import output_of
-from tiny import some_chunks, tiny_model, tiny_tokenizer
+from tiny import saved, some_chunks, tiny_tokenizer
 from transformers import AutoModelForCausalLM, GPT2Config
 from typer.testing import CliRunner
 
@@ -94,9 +94,7 @@ def test_the_dtype_and_the_device_can_be_said(model, texts, tmp_path):
 
 def test_another_model_or_size_replaces_nothing(model, texts, tmp_path):
     """Everybody's default store is one: only a file's own former chunks go."""
-    other = tmp_path / "elsewhere" / "tiny-model"
-    tiny_model(seed=1).save_pretrained(other)
-    tiny_tokenizer().save_pretrained(other)
+    other = saved(tmp_path / "elsewhere" / "tiny-model", seed=1)
     shared = [texts, "--store", tmp_path / "shared"]
     for changed in (
         ["--model", model],

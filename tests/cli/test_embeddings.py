@@ -6,6 +6,7 @@ import sqlite3
 
 import numpy as np
 import pytest
+from tiny import saved
 from typer.testing import CliRunner
 
 from ragkv.cli.main import app
@@ -87,10 +88,10 @@ def test_a_file_that_cannot_be_used_is_as_good_as_none(asked, kept, harm, caplog
     assert ("cannot be" in caplog.text) == (harm != "pickle")
 
 
-def test_ask_keeps_them(asked, kept, model, tmp_path):
+def test_ask_keeps_them(asked, kept, tmp_path):
     text = tmp_path / "a.txt"
     text.write_text("A plain text about the weather in the north.\n\n" * 20, encoding="utf-8")
-    given = ["--path", str(text), "--model", model, "--chunk-tokens", "60"]
+    given = ["--path", str(text), "--model", saved(tmp_path / "tiny"), "--chunk-tokens", "60"]
     given += ["--store", str(tmp_path / "store"), "--max-new-tokens", "1"]
 
     def ask(*options: str) -> None:

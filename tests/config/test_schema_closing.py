@@ -131,6 +131,11 @@ CLOSED = {
         [{}],
         [{"next": {}}, {"z": 1}],
     ),
+    "a property named after a keyword": (
+        {"properties": {"properties": {"enum": [{"properties": 5}]}}},
+        [{}, {"properties": {"properties": 5}}],
+        [{"properties": 5}, {"z": 1}],
+    ),
     "no type": ({**A, "title": "T"}, [{"a": True}], [1, "a", None]),
 }
 

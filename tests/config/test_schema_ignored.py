@@ -6,11 +6,11 @@ import logging
 from typing import Any
 
 import pytest
-from schemas import ignored, lets_through
+from schemas import ignored, lets_through, writes
 
 from ragkv import Chat, DecodeConfig
 from ragkv.config import schema as schema_module
-from ragkv.config.schema import check_schema
+from ragkv.config.schema import check_schema, resolved
 from ragkv.errors import ConfigError
 
 N = {"type": "integer"}
@@ -160,6 +160,23 @@ def test_a_large_union_of_classes(beside: dict[str, Any]):
     assert ignored(schema) == []
     assert lets_through(schema, {"kind": 299})
     assert not lets_through(schema, {"kind": 300})
+
+
+@pytest.mark.parametrize(
+    ("keyword", "other", "constant"),
+    [("anyOf", "b", int), ("oneOf", "b", int), ("oneOf", "b{}", str)],
+)
+def test_an_object_with_two_large_unions(keyword: str, other: str, constant: Any):
+    def union(name: str) -> dict[str, Any]:
+        names = [(name.format(n), constant(n)) for n in range(25)]
+        return {keyword: [{"properties": {p: {"const": c}}, "required": [p]} for p, c in names]}
+
+    schema = {"type": "object", "properties": {"q": N}, "allOf": [union("a"), union(other)]}
+    assert ignored(schema) == []
+    grammar = resolved(schema).grammar
+    assert writes(grammar, {"q": 1, "a": constant(24), other.format(7): constant(7)})
+    assert not writes(grammar, {"q": 1, "a": constant(25), other.format(7): constant(7)})
+    assert not writes(grammar, {"q": 1, "a": constant(24)})
 
 
 def node(name: str, **own: Any) -> dict[str, Any]:

@@ -178,32 +178,6 @@ def test_what_is_no_schema(schema):
         DecodeConfig(json_schema=schema)
 
 
-def test_closed_schemas_have_no_other_properties():
-    inner = {"type": "object", "properties": {"properties": {"enum": [{"properties": 5}]}}}
-    schema = {
-        "type": "object",
-        "properties": {
-            "a": inner,
-            "b": {"type": "array", "items": {"$ref": "#/$defs/x"}},
-            "c": {"properties": {}, "additionalProperties": True},
-        },
-        "$defs": {"x": inner},
-    }
-    closed = {**inner, "additionalProperties": False}
-    written = schema_module.resolved(schema).schema
-    (name,) = written["$defs"]
-    assert written == {
-        "type": "object",
-        "properties": {
-            "a": closed,
-            "b": {"type": "array", "items": {"$ref": f"#/$defs/{name}"}},
-            "c": {"type": "object", "properties": {}, "additionalProperties": True},
-        },
-        "additionalProperties": False,
-        "$defs": {name: closed},
-    }
-
-
 def test_without_the_extra(monkeypatch):
     absent = lambda name: None if name == "llguidance" else find_spec(name)  # noqa: E731
     monkeypatch.setattr(schema_module, "find_spec", absent)

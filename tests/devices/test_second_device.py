@@ -12,12 +12,12 @@ import torch
 from torch.utils import backend_registration
 
 HERE = Path(__file__).parent
+FILES = (HERE / "second", HERE.parent / "faults" / "test_out_of_memory.py")
 
 
 def run_on(device: str, which: str = "not slow") -> None:
-    where = ("-p", "no:cacheprovider", "-m", which, str(HERE / "second"))
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", *where],
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", which, *FILES],
         env={**os.environ, "RAGKV_SECOND_DEVICE": device},
         cwd=HERE.parents[1],
         capture_output=True,

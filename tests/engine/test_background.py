@@ -14,8 +14,8 @@ from tiny import some_chunks
 from ragkv import RagKV, ReuseConfig
 from ragkv.chunk.encode import encode_chunks
 from ragkv.chunk.kv import ChunkKV
-from ragkv.engine.background import MOST_NAMED
 from ragkv.prompt.tokens import Tokens
+from ragkv.retrieve.named import MOST_MISSING
 
 Make = Callable[..., RagKV]
 
@@ -25,28 +25,28 @@ def test_what_the_store_has_needs_no_remembering(make_engine: Make) -> None:
     engine.precompute(chunks[:2])
     engine.prefetch(chunks)
     engine.wait()
-    assert engine._reuse.background.named == [chunks[2]]
+    assert engine._named.missing == [chunks[2]]
     engine.generate("\n\n".join(chunks), max_new_tokens=1)
     engine.wait()
-    assert engine._reuse.background.named == []
+    assert engine._named.missing == []
     assert engine.contains(chunks[2])
 
 
 def test_the_last_named_are_remembered(make_engine: Make) -> None:
     engine = make_engine()
-    first, *others = [f"A text that no prompt has, number {i}." for i in range(MOST_NAMED + 20)]
+    first, *others = [f"A text that no prompt has, number {i}." for i in range(MOST_MISSING + 20)]
 
     def name(texts: list[str]) -> None:
         engine.prefetch(texts)
 
     engine.prefetch([first])
     each_in_a_thread(name, [others[at::10] for at in range(10)])
-    assert len(engine._reuse.background.named) == MOST_NAMED
-    assert first not in engine._reuse.background.named
+    assert len(engine._named.missing) == MOST_MISSING
+    assert first not in engine._named.missing
     engine.prefetch(["fresh"])
-    again = engine._reuse.background.named[0]
+    again = engine._named.missing[0]
     engine.prefetch([again])
-    assert engine._reuse.background.named[-2:] == ["fresh", again]
+    assert engine._named.missing[-2:] == ["fresh", again]
 
 
 def test_what_fails_there_is_said(

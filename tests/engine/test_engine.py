@@ -12,7 +12,7 @@ import pytest
 import torch
 from disk_store import disk_of
 from threads import each_in_a_thread
-from tiny import LONGROPE, SIZE, ask, some_chunks, tiny_model, tiny_tokenizer
+from tiny import LONGROPE, SIZE, ask, saved, some_chunks, tiny_model, tiny_tokenizer
 from tokenizers import Tokenizer, normalizers
 from transformers import AutoModelForCausalLM, LlamaConfig, MambaConfig, OPTConfig, Qwen2Config
 
@@ -335,7 +335,7 @@ def test_bad_settings_are_refused(
         ({"stop_token_ids": 5}, "stop_token_ids"),
         ({"stop_token_ids": "5"}, "stop_token_ids"),
         ({"stop_token_ids": [1.5]}, "whole number"),
-        ({"temperature": 1e-40}, "0 is greedy"),
+        ({"temperature": 1e-40}, "give 0 for greedy"),
     ],
 )
 def test_bad_decoding_is_refused(
@@ -487,9 +487,7 @@ def test_a_store_that_is_read_only_serves_and_writes_nothing(
 
 
 def test_a_full_disk_does_not_keep_the_auxiliary_from_scoring(tmp_path: Path) -> None:
-    folder, chunks = tmp_path / "auxiliary", some_chunks(3)
-    tiny_model("qwen2").save_pretrained(folder)
-    tiny_tokenizer().save_pretrained(folder)
+    folder, chunks = saved(tmp_path / "auxiliary", "qwen2"), some_chunks(3)
     with RagKV(tiny_model(), tiny_tokenizer(), store=tmp_path / "store") as engine:
         engine.precompute(chunks)
         used = sum(path.stat().st_size for path in tmp_path.rglob("*.safetensors"))

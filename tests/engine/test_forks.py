@@ -36,7 +36,7 @@ def test_a_fork_computes(forks: dict[str, Any], case: str) -> None:
 
 
 def test_a_fork_is_told_to_make_its_own_engine(forks: dict[str, Any]) -> None:
-    assert "make one in each process, after it" in forks["the_same_engine"]
+    assert "make one in each process, after the fork" in forks["the_same_engine"]
 
 
 def test_a_fork_has_connections_of_its_own(forks: dict[str, Any]) -> None:

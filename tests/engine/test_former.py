@@ -120,7 +120,7 @@ def test_exact_rows_serve_every_method_and_ratio(
     assert out.report.tokens.recomputed == out.report.tokens.history_repaired == 0
     assert out.report.misses == ()
     assert [use.text for use in out.report.chunks] == CHUNKS
-    assert sources(out) == ["former"] * 3
+    assert sources(out) == ["history"] * 3
     assert_full(engine, out)
 
 
@@ -129,7 +129,7 @@ def test_chunks_behind_exact_rows_are_repaired(make_engine: Make) -> None:
     engine.precompute(chunks)
     engine.generate(ask(chunks=chunks[:3]), recompute_ratio=1.0, max_new_tokens=3)
     report = engine.prefill(ask(chunks=chunks), recompute_ratio=0.3).report
-    assert sources(engine.prefill(ask(chunks=chunks))) == ["former"] * 3 + ["entry"] * 2
+    assert sources(engine.prefill(ask(chunks=chunks))) == ["history"] * 3 + ["entry"] * 2
     cached = sum(use.reused + use.recomputed for use in report.chunks)
     assert 0 < report.tokens.recomputed <= round(0.3 * cached)
     assert report.tokens.exact == report.tokens.sink + report.tokens.history_exact
@@ -142,7 +142,7 @@ def test_a_chunk_in_which_a_former_prompt_ends_is_one(make_engine: Make) -> None
     out = engine.prefill(f"{first}\n\n{second}\n\nSo?", recompute_ratio=0.0)
     known = out.report.tokens.sink + out.report.tokens.history_exact
     assert [use.text for use in out.report.chunks] == [first, second]
-    assert sources(out) == ["former", "entry"]
+    assert sources(out) == ["history", "entry"]
     assert out.report.chunks[1].start < known < out.report.chunks[1].end
     assert out.report.misses == ()
     assert_adds_up(out)

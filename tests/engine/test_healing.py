@@ -13,6 +13,7 @@ import torch
 from former_prompts import is_former_behind, paths
 from healed_runs import A, B, C, D, Make
 from pausing import Pause
+from served import until
 from store_entries import without_syncs  # noqa: F401
 from tiny import FAMILIES, ask
 
@@ -122,7 +123,7 @@ def test_each_finished_chunk_is_there_at_once(
     out = runs.once_more(engine, [A, B, D])
     go.set()
     last = out.report.chunks[1]
-    assert runs.sources(out) == ["former", "former", "entry"]
+    assert runs.sources(out) == ["history", "history", "entry"]
     assert last.end <= out.report.tokens.sink + out.report.tokens.history_exact
 
 
@@ -216,7 +217,7 @@ def test_closing_ends_it(pausing: Any) -> None:
     begin(engine, pause)
     closing = threading.Thread(target=engine.close)
     closing.start()
-    time.sleep(0.1)
+    until(runs.healing(engine)._idle._closed.is_set)
     pause.go.set()
     closing.join(30)
     assert not closing.is_alive()

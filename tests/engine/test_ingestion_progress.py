@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,9 +26,11 @@ CLOSING = re.compile(r"ragkv: (\d+) chunks? new, (\d+) known: [\d.]+ [KM]B in \d
 
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A log gets a line for every chunk, and chunks are encoded one by one."""
+    """A log gets a line for every chunk; chunks are encoded one by one, a second each."""
+    clock = SimpleNamespace(monotonic=itertools.count().__next__)
+    monkeypatch.setattr(ingestion_progress, "time", clock)
     monkeypatch.setattr(ingestion_progress, "FIRST_LINE_S", 0.0)
-    monkeypatch.setattr(ingestion_progress, "LINES_S", -1e9)
+    monkeypatch.setattr(ingestion_progress, "LINES_S", 0.0)
     monkeypatch.setattr("ragkv.chunk.encode.BATCH_TOKENS_CPU", 1)
 
 
@@ -111,7 +115,7 @@ def test_a_disk_that_fills_midway_says_the_mend(
         return write(*given, **more)
 
     monkeypatch.setattr(files, "write_temporary", filling)
-    said = rf"no room left .* {after} of 4 chunks are stored: make room, .* the same call"
+    said = rf"no room left .* {after} of 4 chunks are stored: make room and repeat the call"
     with pytest.raises(StoreFullError, match=said):
         kv.precompute(some_chunks(4))
     monkeypatch.setattr(files, "write_temporary", write)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import copy
 import itertools
-import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 import torch
+from served import model_held
 from tiny import LONGROPE, SIZE, some_chunks, tiny_model, tiny_tokenizer
 from tokenizers import Tokenizer, normalizers
 from transformers import AutoModelForCausalLM, LlamaConfig, Olmo2Config, PreTrainedModel
@@ -42,20 +43,9 @@ def test_named_chunks_are_remembered_until_they_are_stored(make_engine: Make) ->
 
 def test_naming_chunks_does_not_wait_for_the_model(make_engine: Make) -> None:
     engine = make_engine()
-    began = threading.Event()
-
-    def hold() -> None:
-        with engine.turn():
-            began.set()
-            time.sleep(1.5)
-
-    holder = threading.Thread(target=hold)
-    holder.start()
-    assert began.wait(10)
-    started = time.perf_counter()
-    engine.prefetch(CHUNKS, sink="A sink that nobody has encoded yet.")
-    assert time.perf_counter() - started < 1
-    holder.join()
+    with ThreadPoolExecutor(1) as pool, model_held(engine):
+        naming = pool.submit(engine.prefetch, CHUNKS, sink="A sink that nobody has encoded yet.")
+        naming.result(timeout=30)
 
 
 def test_a_chunk_without_a_token_is_skipped() -> None:

@@ -14,7 +14,7 @@ import torch
 from langchain_huggingface import ChatHuggingFace, HuggingFacePipeline
 from langchain_ragkv import ChatRagKV
 from threads import each_in_a_thread
-from tiny import some_chunks, tiny_model, tiny_tokenizer
+from tiny import saved, some_chunks, tiny_model, tiny_tokenizer
 from transformers import AttentionInterface, LlamaForCausalLM, PreTrainedModel, pipeline
 
 from ragkv import RagKV, ReuseConfig
@@ -77,8 +77,7 @@ def test_two_models_that_share_their_configuration_take_turns() -> None:
 
 def test_engines_that_are_one_anothers_auxiliary_do_not_wait_for_ever(tmp_path: Path) -> None:
     for family in ("llama", "qwen2"):
-        tiny_model(family).save_pretrained(tmp_path / family)
-        tiny_tokenizer().save_pretrained(tmp_path / family)
+        saved(tmp_path / family, family)
     with ExitStack() as stack:
         ways: dict[str, Callable[[str], object]] = {}
         for main, auxiliary in (("llama", "qwen2"), ("qwen2", "llama")):

@@ -19,7 +19,7 @@ from transformers import (
 )
 
 from ragkv import RagKV, ReuseConfig
-from ragkv.decode.text import TextPieces
+from ragkv.answer.pieces import TextPieces
 from ragkv.errors import ConfigError
 from ragkv.model.calls import cache_argument
 from ragkv.model.fingerprint import fingerprint_of

@@ -107,7 +107,7 @@ def test_cachecraft_recomputes_what_the_overhead_says(
     monkeypatch.setattr("ragkv.select.choose.ALPHA", alpha)
     out = runs.once_more(engine, [A, C, B, D], method="cachecraft", recompute_ratio="auto")
     *others, last = out.report.chunks
-    assert runs.sources(out) == [*["former"] * 3, "version"]
+    assert runs.sources(out) == [*["history"] * 3, "version"]
     assert [use.recomputed for use in others] == [0, 0, 0]
     assert last.reused + last.recomputed == last.end - last.start == len(version.ranks)
     assert last.recomputed == math.ceil(min(1.0, alpha * version.impact / 3) * len(version.ranks))
@@ -261,7 +261,7 @@ def test_a_new_engine_answers_a_hot_run_as_the_one_before(
     restarted = on_disk(store=StoreConfig(store.path, codec=codec, read_only=read_only))
     out = restarted.generate(ask([A, B, C], "\n\nWhy so?"), max_new_tokens=2)
     if codec == "raw":
-        assert runs.sources(out) == ["entry", "former", "former"]
+        assert runs.sources(out) == ["entry", "history", "history"]
         assert out.report.tokens.history_exact > 100
         runs.assert_exact(restarted, runs.once_more(restarted, [A, B, C]))
         runs.healed(restarted, [A, B, C])
@@ -300,7 +300,7 @@ def test_a_new_engine_that_prefetches_a_run_computes_its_first_chunk_alone(on_di
     restarted.wait()
     out = runs.once_more(restarted, [A, B, C])
     assert restarted.status().healed_tokens <= out.report.chunks[1].start
-    assert runs.sources(out) == ["former", "former", "former"]
+    assert runs.sources(out) == ["history", "history", "history"]
     assert out.report.tokens.recomputed == 0
     assert runs.distance(restarted, out) < runs.TOLERANCE
 

@@ -1,4 +1,4 @@
-"""A chat's report says which earlier answers were computed anew, and why."""
+"""A chat's report says which earlier answers were recomputed, and why."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_answers_behind_another_head(make_engine):
     engine = make_engine(reuse=ReuseConfig())
     engine.precompute(CHUNKS)
     found = warnings_of(engine, chat(CHUNKS[0]))
-    assert "2 of 2 earlier answers were computed anew" in found
+    assert "2 of 2 earlier answers were recomputed" in found
     assert "put new documents after the conversation" in found
 
 
@@ -41,10 +41,10 @@ def test_an_answer_that_was_rewritten(make_engine, change):
     report = engine.generate(prompt, max_new_tokens=2).report
     *_, said = report.warnings
     assert report.tokens.history_exact + report.tokens.history_repaired
-    assert said.startswith("1 of 2 earlier answers was computed anew")
-    assert "begins with no former prompt" not in said
+    assert said.startswith("1 of 2 earlier answers was recomputed")
+    assert "does not begin like an earlier one" not in said
     assert change(SAID[1])[-10:] in said
-    assert "as they were" in said
+    assert "unchanged" in said
 
 
 def test_a_conversation_that_goes_on_warns_of_nothing(make_engine):

@@ -417,7 +417,7 @@ def test_a_summary_has_ten_lines_at_most(make_engine):
     assert "more notes" in lines[-1]
     plain = str(kv.generate(ask(LINES[:2]), max_new_tokens=1).report)
     assert len(plain.splitlines()) == 4
-    assert "20% asked for" in plain
+    assert "20% requested" in plain
 
 
 @pytest.mark.parametrize("given", [True, False])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -34,9 +35,11 @@ from ragkv.history.tree import PrefixTree
 
 __all__ = ["counted_buffers"]
 Make = Callable[..., RagKV]
+DEVICE = os.environ.get("RAGKV_SECOND_DEVICE", "cpu")
 CHUNKS = some_chunks(2, words=24)
 PROMPT = ask(CHUNKS, "\n\nWhat does it say?")
-POINTS = [pytest.param(10**6, marks=pytest.mark.slow, id="each"), pytest.param(7, id="some")]
+EACH, SOME, TOGETHER = (10**6, 7, 400) if DEVICE == "cpu" else (400, 5, 100)
+POINTS = [pytest.param(EACH, marks=pytest.mark.slow, id="each"), pytest.param(SOME, id="some")]
 
 
 @pytest.fixture(autouse=True)
@@ -74,7 +77,7 @@ def test_a_prompt_and_its_answer(
     *,
     lasts: bool,
 ) -> None:
-    kv = endless(make_engine(layers=2))
+    kv = endless(make_engine(device=DEVICE, layers=2))
     kv.precompute(CHUNKS)
 
     def way() -> list[int]:
@@ -88,7 +91,7 @@ def test_a_prompt_and_its_answer(
 @pytest.mark.parametrize("lasts", [False, True], ids=["once", "from then on"])
 @pytest.mark.parametrize("points", POINTS)
 def test_encoding(make_engine: Make, counted_buffers: Buffers, points: int, *, lasts: bool) -> None:
-    kv = make_engine(layers=2)
+    kv = make_engine(device=DEVICE, layers=2)
 
     def forget() -> None:
         kv._reuse.corpus.sinks._kept.clear()
@@ -109,7 +112,7 @@ def test_keeping_rows_and_continuing_them(
     make_engine: Make, counted_buffers: Buffers, points: int, *, lasts: bool
 ) -> None:
     """Two turns of a conversation, the second behind the rows of the first."""
-    kv = endless(make_engine(layers=2, reuse=ReuseConfig(recompute_ratio=1)))
+    kv = endless(make_engine(device=DEVICE, layers=2, reuse=ReuseConfig(recompute_ratio=1)))
     kv.precompute(CHUNKS)
     tree = kv._reuse.history._tree
 
@@ -140,7 +143,7 @@ def below(node: Any) -> list[Any]:
 
 @pytest.mark.parametrize("points", POINTS)
 def test_healing(make_engine: Make, counted_buffers: Buffers, points: int) -> None:
-    kv = endless(make_engine(layers=2, reuse=ReuseConfig()))
+    kv = endless(make_engine(device=DEVICE, layers=2, reuse=ReuseConfig()))
     kv.precompute(CHUNKS)
     reuse = kv._reuse
 
@@ -163,7 +166,7 @@ def test_healing(make_engine: Make, counted_buffers: Buffers, points: int) -> No
         where = f"allocation {number} of {count}"
         clear()
         with nothing_left(kv, counted_buffers, where), ScarceMemory(number).in_this_thread():
-            heal()
+            outcome(heal)
         heal()
         assert rows_in(reuse.history._tree) == kept, where
         assert kv.generate(PROMPT, max_new_tokens=4).token_ids == expected, where
@@ -181,7 +184,7 @@ def test_several_at_once(
 ) -> None:
     """Joint steps, and steps between the layers of others' prompts."""
     monkeypatch.setattr(batch, "MAX_WAIT_S", 0)
-    kv = endless(make_engine(store=StoreConfig(MEMORY, history_bytes=0)))
+    kv = endless(make_engine(device=DEVICE, store=StoreConfig(MEMORY, history_bytes=0)))
     kv.precompute(CHUNKS)
     settings = [{"method": "full"}, {"recompute_ratio": 0.3}, {"recompute_ratio": 1}]
     prompts = [ask(CHUNKS[at % 2 :], f"\n\nQuestion {at}?") for at in range(3)]
@@ -202,7 +205,7 @@ def test_several_at_once(
     alone = [answer(at) for at in range(3)]
     counting = ScarceMemory()
     assert ask_all(counting) == alone
-    for number in spread(counting.count, min(points, 400)):
+    for number in spread(counting.count, min(points, TOGETHER)):
         where = f"allocation {number} of {counting.count}"
         with nothing_left(kv, counted_buffers, where):
             found = ask_all(ScarceMemory(number, lasts=lasts))
@@ -216,7 +219,7 @@ def test_several_at_once(
 @pytest.fixture
 def crowded(make_engine: Make, monkeypatch: pytest.MonkeyPatch) -> tuple[RagKV, list[int]]:
     """Return an engine without memory for a second answer, and the number running each time."""
-    kv, plan, failed = endless(make_engine(layers=2)), Planner.plan, list[int]()
+    kv, plan, failed = endless(make_engine(device=DEVICE, layers=2)), Planner.plan, list[int]()
     kv.precompute(CHUNKS)
 
     def scarce(self: Planner, *given: Any) -> Any:

@@ -8,7 +8,7 @@ import pytest
 from soak.asking import Answered, KnownQuestion, Token, in_form
 from soak.clients import Findings
 from soak.run import Soak, SoakPlan, soak
-from tiny import tiny_model, tiny_tokenizer
+from tiny import saved
 
 FORM = {"error": {"message": "m", "type": "t", "param": None, "code": "c"}}
 
@@ -55,13 +55,11 @@ def test_a_leak_would_be_seen():
 @pytest.mark.slow
 async def test_twenty_seconds(tmp_path: Path):
     """In so short a time the memory tier still fills: leaks are the long soak's to find."""
-    model = tmp_path / "model"
-    tiny_model().save_pretrained(model)
-    tiny_tokenizer().save_pretrained(model)
+    model = saved(tmp_path / "model")
     plan = SoakPlan(
         seconds=20, clients=6, questions=6, chunk_tokens=60, disk_bytes=2 << 20, rss_tolerance=1.0
     )
-    found = (await soak(plan, tmp_path, model=str(model))).findings
+    found = (await soak(plan, tmp_path, model=model)).findings
     assert not found.violations
     assert found.counts["same"] > 20
     assert found.counts["killed clients"]

@@ -1,4 +1,4 @@
-"""The tree of former prompts, against a list of all prompts that were given to it."""
+"""The tree of earlier prompts, against a list of all prompts that were given to it."""
 
 from __future__ import annotations
 

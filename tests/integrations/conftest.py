@@ -12,7 +12,7 @@ from frameworks import FRAMEWORKS
 from listening import listening
 from llama_index.core import Settings
 from llama_index.core.embeddings import MockEmbedding
-from tiny import tiny_model, tiny_tokenizer
+from tiny import saved, tiny_tokenizer
 
 from ragkv import Completion, RagKV, ReuseConfig, ReuseReport
 
@@ -95,6 +95,4 @@ def reports(monkeypatch: pytest.MonkeyPatch) -> list[ReuseReport]:
 @pytest.fixture
 def folder(tmp_path: Path) -> str:
     """Return the folder of a tiny model."""
-    tiny_model().save_pretrained(tmp_path / "model")
-    tiny_tokenizer().save_pretrained(tmp_path / "model")
-    return str(tmp_path / "model")
+    return saved(tmp_path / "model")

@@ -71,7 +71,7 @@ def llm(make):
 @pytest.mark.parametrize("streaming", [False, True])
 def test_a_report_warns_of_it(make, kv, make_say, length, streaming, caplog, monkeypatch):
     make_say(kv, FORCED, OBJECT)
-    monkeypatch.setattr("ragkv.engine.answer_text._logged", [])
+    monkeypatch.setattr("ragkv.answer.text._logged", [])
     engine = make(ChatRagKV).kv
     tools = [FunctionTool.from_defaults(order).metadata.to_openai_tool()]
     for prompt, given in (

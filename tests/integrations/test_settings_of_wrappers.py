@@ -10,7 +10,7 @@ from langchain_ragkv import ChatRagKV
 from llama_index.llms.ragkv import RagKVLLM
 
 from ragkv import DecodeConfig, ReuseConfig, StoreConfig
-from ragkv.config.sparse import SparseDecoding
+from ragkv.config.decode import SparseDecoding
 from ragkv.errors import ConfigError
 
 VALUES = {

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import tiny_model, tiny_tokenizer
+from tiny import saved
 
 from ragkv import RagKV
 from ragkv.errors import ConfigError, ModelNotFoundError, StoreError
@@ -18,8 +18,7 @@ from ragkv.model.default_model import default_model_folder
 @pytest.fixture
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a tiny model stand for the packaged one."""
-    tiny_model().save_pretrained(tmp_path / "package")
-    tiny_tokenizer().save_pretrained(tmp_path / "package")
+    saved(tmp_path / "package")
     monkeypatch.setattr(default_model, "_package_folder", lambda: tmp_path / "package")
     monkeypatch.setattr(default_model, "_FILE", None)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tiny import tiny_model, tiny_tokenizer
+from tiny import saved
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ragkv import RagKV, ReuseConfig
@@ -16,9 +16,7 @@ from ragkv.model.load import load_model, pretrained
 @pytest.fixture
 def models(tmp_path) -> Path:
     """Return a folder of models."""
-    folder = tmp_path / "models" / "tiny-llama"
-    tiny_model().save_pretrained(folder)
-    tiny_tokenizer().save_pretrained(folder)
+    saved(tmp_path / "models" / "tiny-llama")
     (tmp_path / "models" / "other").mkdir()
     return tmp_path / "models"
 

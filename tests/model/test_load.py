@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import LINEAR, SIZE, YARN, some_chunks, tiny_model, tiny_tokenizer
+from tiny import LINEAR, SIZE, YARN, saved, some_chunks, tiny_model, tiny_tokenizer
 from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig
 
 from ragkv import RagKV
@@ -116,8 +116,7 @@ def test_a_tokenizer_of_another_type_is_refused() -> None:
 
 
 def test_a_model_file_that_is_cut_is_no_raw_error(tmp_path: Path) -> None:
-    tiny_model().save_pretrained(tmp_path)
-    tiny_tokenizer().save_pretrained(tmp_path)
+    saved(tmp_path)
     weights = next(tmp_path.glob("*.safetensors"))
     weights.write_bytes(weights.read_bytes()[:5000])
     with pytest.raises(RagKVError, match="Cannot load") as caught:

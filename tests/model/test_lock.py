@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import threading
-import time
 
 import pytest
 from fresh import output_of
+from served import until
 
 from ragkv.model import lock as module
 from ragkv.model.lock import ModelLock
@@ -75,11 +75,10 @@ def test_the_model_is_used_by_one_thread_at_a_time() -> None:
 
 
 def test_long_work_lets_those_who_wait_go_first() -> None:
-    lock, waits = ModelLock(), threading.Event()
+    lock = ModelLock()
     order: list[str] = []
 
     def ask() -> None:
-        waits.set()
         with lock:
             order.append("request")
 
@@ -89,8 +88,7 @@ def test_long_work_lets_those_who_wait_go_first() -> None:
             order.append("step")
             if step == 100:
                 thread.start()
-                assert waits.wait(10)
-                time.sleep(0.05)
+                until(lock.is_wanted)
     thread.join()
     assert order.index("request") == 101
 
@@ -100,7 +98,7 @@ def test_long_work_inside_a_request_waits_for_nobody() -> None:
     thread = threading.Thread(target=lock.acquire, daemon=True)
     with lock:
         thread.start()
-        time.sleep(0.05)  # it waits
+        until(lock.is_wanted)
         with lock:
             pass
     thread.join(10)

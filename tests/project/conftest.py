@@ -13,7 +13,7 @@ import pytest
 from langchain_core.embeddings import DeterministicFakeEmbedding
 from llama_index.core import Settings
 from llama_index.core.embeddings import MockEmbedding
-from tiny import tiny_model, tiny_tokenizer
+from tiny import saved, tiny_tokenizer
 
 
 @pytest.fixture
@@ -22,9 +22,7 @@ def name(tmp_path, monkeypatch):
     monkeypatch.setattr(Settings, "_embed_model", MockEmbedding(embed_dim=4))
     monkeypatch.setattr(Settings, "_tokenizer", tiny_tokenizer().encode)
     monkeypatch.setattr(Settings, "_prompt_helper", None)
-    tiny_model(layers=2).save_pretrained(tmp_path / "model")
-    tiny_tokenizer().save_pretrained(tmp_path / "model")
-    return str(tmp_path / "model")
+    return saved(tmp_path / "model", layers=2)
 
 
 class Named(MockEmbedding):

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from figures import Pair, figures_of
 from texts import QUESTIONS, TOPICS, corpus_chunks
-from tiny import tiny_model, tiny_tokenizer
+from tiny import saved, tiny_tokenizer
 from typer.testing import CliRunner
 
 DEMO = Path(__file__).parents[2] / "examples" / "demo"
@@ -19,8 +19,7 @@ DEMO = Path(__file__).parents[2] / "examples" / "demo"
 @pytest.fixture(scope="module")
 def run_demo(tmp_path_factory):
     folder = tmp_path_factory.mktemp("demo")
-    tiny_model(layers=2).save_pretrained(folder / "model")
-    tiny_tokenizer().save_pretrained(folder / "model")
+    saved(folder / "model", layers=2)
 
     def run(*args: object):
         size = ("--topics", 1, "--questions", 2, "--max-new-tokens", 6, "--top-k", 3)

@@ -18,7 +18,7 @@ from zipfile import ZipFile
 import pytest
 from packaging.requirements import Requirement
 from packaging.version import Version
-from tiny import some_chunks, tiny_model, tiny_tokenizer
+from tiny import saved, some_chunks
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = {
@@ -196,8 +196,7 @@ def test_wheels_have_their_files_and_metadata(wheels: dict[str, Path]):
 @pytest.mark.parametrize("name", FOLDERS)
 def test_each_works_in_a_fresh_environment(name: str, wheels: dict[str, Path], tmp_path: Path):
     """Outside of the repository; what it requires is borrowed from here, or installed, too."""
-    tiny_model(layers=2).save_pretrained(tmp_path / "model")
-    tiny_tokenizer().save_pretrained(tmp_path / "model")
+    saved(tmp_path / "model", layers=2)
     fresh = tmp_path / "fresh"
     venv.create(fresh, with_pip=False)
     python = str(fresh / "bin" / "python")

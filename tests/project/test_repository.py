@@ -28,7 +28,7 @@ WALLS = {
     "report": "errors",
     "retrieve": "errors",
     "prompt": "config errors",
-    "answer": "config prompt report",
+    "answer": "config errors prompt report",
     "model": "errors",
     "client": "answer config errors model prompt report retrieve",
     "chunk": "config errors model prompt",
@@ -289,6 +289,8 @@ def test_the_api_page_has_what_users_import_and_nothing_else():
         "Scored",
         "StagedSearch",
         "VllmDecoder",
+        "default_model_folder",
+        "default_model_gguf",
         "page",
     }
     for path in classes:

@@ -6,19 +6,17 @@ import json
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator
 from dataclasses import asdict, replace
 from html import escape, unescape
 from importlib.resources import files
-from pathlib import Path
 
 import numpy as np
 import pytest
 from explain_prompts import CHUNKS, PROMPT, Reader
-from tiny import some_chunks, tiny_model, tiny_tokenizer
+from tiny import some_chunks
 from typer.testing import CliRunner
 
-from ragkv import Completion, RagKV, ReuseConfig, ReuseReport
+from ragkv import Completion, RagKV, ReuseReport
 from ragkv.cli.main import app
 from ragkv.report.account import Miss, PromptTokens
 from ragkv.report.page.page import page as draw
@@ -26,14 +24,6 @@ from ragkv.report.page.words import seconds
 from ragkv.report.trace import Trace
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser"))), None)
-
-
-@pytest.fixture(scope="module")
-def engine() -> Iterator[RagKV]:
-    first = ReuseConfig(history=False)
-    with RagKV(tiny_model(), tiny_tokenizer(), store=":memory:", reuse=first) as kv:
-        kv.precompute(CHUNKS)
-        yield kv
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +91,7 @@ def test_tokens_of_a_former_prompt_are_marked(engine):
     ascii_report(engine)
     plain = Reader(draw(engine.prefill(chat).report))
     assert [plain.marks(kind) for kind in "xvw"] == [0, 0, 0]
-    assert "computed by former prompts" not in plain.words
+    assert "from an earlier prompt, equal to" not in plain.words
     first = engine.generate(chat, max_new_tokens=3, history=True)
     chat += [{"role": "assistant", "content": first.text}, {"role": "user", "content": "And?"}]
     report = engine.prefill(chat, history=True).report
@@ -109,9 +99,9 @@ def test_tokens_of_a_former_prompt_are_marked(engine):
     counts = [report.tokens.history_exact, report.tokens.history_repaired]
     assert [read.marks(kind) for kind in "xv"] == counts
     assert sum(counts) > 200
-    assert "from former prompts" in read.words
-    assert "computed by former prompts" in read.words
-    assert f"{counts[0]} exact from former prompts" in str(report)
+    assert "from history" in read.words
+    assert "from an earlier prompt, equal to" in read.words
+    assert f"{counts[0]} exact from history" in str(report)
 
 
 def test_a_character_of_several_tokens_is_one_mark(page, answered):
@@ -134,7 +124,7 @@ def test_figures_on_the_page(page, answered):
     for number, use in enumerate(report.chunks, 1):
         assert f"Chunk {number}" in words
         assert f"{use.end - use.start} tokens" in words
-    assert "the attention that the query pays it" in words
+    assert "the query's attention to it" in words
     assert words.count("attention ") > 3
 
 
@@ -145,7 +135,7 @@ def test_scores_that_are_no_attention_are_called_scores(engine):
     assert "attention" not in words
 
 
-def test_without_scores_nothing_is_said_of_them(engine):
+def test_without_scores_there_are_no_bars(engine):
     page = draw(ascii_report(engine, recompute_ratio=1.0))
     assert "The bar under" not in page
     assert not re.search(r'class="[srcf] l\d', page)
@@ -169,7 +159,7 @@ def test_a_prompt_prefilled_in_full_has_a_page(engine):
     report = ascii_report(engine, method="full")
     read = Reader(draw(report))
     assert read.marks("f") == report.tokens.prompt
-    assert "Where the tokens came from" in read.words
+    assert "Origin of the tokens" in read.words
 
 
 def test_a_long_prompt_stays_small(answered):
@@ -182,14 +172,8 @@ def test_a_long_prompt_stays_small(answered):
         np.tile(report.trace.scores, times),
         attention=True,
     )
-    long = replace(
-        report,
-        trace=trace,
-        positions=report.positions * times,
-        tokens=PromptTokens(
-            **{name: count * times for name, count in asdict(report.tokens).items()}
-        ),
-    )
+    tokens = PromptTokens(**{name: count * times for name, count in asdict(report.tokens).items()})
+    long = replace(report, trace=trace, positions=report.positions * times, tokens=tokens)
     assert len(draw(long).encode()) < 1_000_000
 
 
@@ -289,14 +273,6 @@ def test_in_chromium(page, answered, tmp_path, scheme, paper):
 # ---- the command
 
 
-@pytest.fixture
-def model(tmp_path) -> Path:
-    folder = tmp_path / "model"
-    tiny_model().save_pretrained(folder)
-    tiny_tokenizer().save_pretrained(folder)
-    return folder
-
-
 class _First:
     """Retrieves the first texts: these tests are not about retrieval."""
 
@@ -307,7 +283,7 @@ class _First:
         return texts[:k]
 
 
-def test_ask_writes_a_page(model, tmp_path, monkeypatch):
+def test_ask_writes_a_page(auxiliary, tmp_path, monkeypatch):
     monkeypatch.setattr("ragkv.cli.retrieval.Embedder", _First)
 
     def run(*args: object):
@@ -315,7 +291,7 @@ def test_ask_writes_a_page(model, tmp_path, monkeypatch):
 
     text = tmp_path / "text.md"
     text.write_text("\n\n".join(some_chunks(4)), encoding="utf-8")
-    shared = ("--path", text, "--model", model, "--store", ":memory:", "--chunk-tokens", 80)
+    shared = ("--path", text, "--model", auxiliary, "--store", ":memory:", "--chunk-tokens", 80)
     page = tmp_path / "page.html"
     done = run(*shared, "--top-k", 3, "--max-new-tokens", 2, "--page", page)
     assert done.exit_code == 0, done.output

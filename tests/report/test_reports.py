@@ -33,7 +33,7 @@ def test_another_dictionary_is_refused(make_engine):
     whole = make_engine().generate("Hello", max_new_tokens=1).report.to_dict()
     broken = {"positions": "x"}, {"chunks": None}, {"tokens": None}, {"decode": 3}
     for wrong in ({}, *({**whole, **each} for each in broken)):
-        with pytest.raises(ConfigError, match="no report"):
+        with pytest.raises(ConfigError, match="not a report"):
             ReuseReport.from_dict(wrong)
     del whole["method"]
     with pytest.raises(ConfigError, match="method"):

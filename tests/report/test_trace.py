@@ -4,28 +4,23 @@ from __future__ import annotations
 
 import json
 import pickle
-from collections.abc import Iterator
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 from explain_prompts import CHUNKS, PROMPT
-from tiny import tiny_model, tiny_tokenizer
+from tiny import ask, some_chunks
 
-from ragkv import Prefilled, RagKV, ReuseConfig
+import ragkv
+from ragkv import Prefilled
 from ragkv.errors import ConfigError
 from ragkv.report.page.page import page as draw
 from ragkv.report.page.parts import parts, standing
 from ragkv.report.page.words import percent, safe, seconds
+from ragkv.report.plural import count
 from ragkv.report.trace import Trace
-
-
-@pytest.fixture(scope="module")
-def engine() -> Iterator[RagKV]:
-    first = ReuseConfig(history=False)
-    with RagKV(tiny_model(), tiny_tokenizer(), store=":memory:", reuse=first) as kv:
-        kv.precompute(CHUNKS)
-        yield kv
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +76,7 @@ def test_the_trace_is_no_part_of_the_figures(answered):
 
 
 def test_a_report_without_a_trace_says_what_to_do(answered):
-    with pytest.raises(ConfigError, match="the report that the engine returned"):
+    with pytest.raises(ConfigError, match="give the engine's report"):
         draw(replace(answered.report, trace=None))
 
 
@@ -154,19 +149,53 @@ def test_seconds(value, text):
 
 @pytest.mark.parametrize(
     ("share", "text"),
-    [(0, "0%"), (1, "100%"), (0.5739, "57%"), (0.0573, "5.7%"), (0.00573, "0.57%")],
+    [
+        (0, "0%"),
+        (1, "100%"),
+        (0.5739, "57%"),
+        (0.0573, "5.7%"),
+        (0.00573, "0.57%"),
+        (1e-6, "<0.01%"),
+    ],
 )
 def test_percent(share, text):
-    assert percent(share).replace("\u00a0", " ") == text
-
-
-def test_small_percents_say_so():
-    assert percent(1e-6).startswith("<0.01")
-    assert percent(0.004, 0).startswith("<1")
-    assert percent(0.052, 0).startswith("5%")
+    assert percent(share) == text
+    assert (percent(0.004, 0), percent(0.052, 0)) == ("<1%", "5%")
 
 
 def test_what_a_browser_would_change_is_escaped():
     assert safe("<a href=\"x\">'&'\r\n\0") == (
         "&lt;a href=&quot;x&quot;&gt;&#x27;&amp;&#x27;&#13;\n\u2400"
     )
+
+
+@pytest.mark.parametrize(
+    ("number", "thing", "said"),
+    [
+        (0, "chunk", "0 chunks"),
+        (1, "chunk", "1 chunk"),
+        (2013, "token", "2,013 tokens"),
+        (1, "more note", "1 more note"),
+        (2, "entry", "2 entries"),
+        (1, "entry", "1 entry"),
+    ],
+)
+def test_one_and_many(number, thing, said):
+    assert count(number, thing) == said
+
+
+def test_a_summary_of_one_chunk(make_engine):
+    kv = make_engine(layers=2)
+    kv.precompute(some_chunks(1))
+    named = ["Another one, which is elsewhere."]
+    report = kv.generate(ask(some_chunks(1)), max_new_tokens=1, retrieved=named).report
+    assert "1 chunk was not reused (left_out): it is" in str(report)
+
+
+def test_no_number_stands_before_a_fixed_plural():
+    fixed = re.compile(
+        r"\{[^{}]*\} (more )?(chunks|tokens|files|documents|entries|notes|prompts)\b(?! for)"
+    )
+    package = Path(ragkv.__file__).parent
+    for path in (*package.glob("cli/*.py"), *package.glob("report/**/*.py")):
+        assert not fixed.search(path.read_text(encoding="utf-8")), path.name

@@ -8,7 +8,7 @@ from importlib.metadata import version
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from served import CHAT, CHUNKS, TEXT, chat, client_of, model_held, refused, until
-from tiny import ask, tiny_model, tiny_tokenizer
+from tiny import ask, saved
 
 from ragkv import RagKV, ReuseConfig
 
@@ -62,10 +62,7 @@ def test_probes_look_at_heads(client, path):
 
 
 def test_a_folders_place_is_not_told(tmp_path):
-    folder = tmp_path / "tiny-model"
-    tiny_model().save_pretrained(folder)
-    tiny_tokenizer().save_pretrained(folder)
-    with RagKV(folder, store=":memory:") as kv:
+    with RagKV(saved(tmp_path / "tiny-model"), store=":memory:") as kv:
         with client_of(kv) as client:
             for path in ("/v1/models", "/version"):
                 assert str(tmp_path) not in client.get(path).text

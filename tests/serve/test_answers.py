@@ -306,6 +306,6 @@ def test_each_retrieved_chunk_is_accounted_for(client, kv, stream):
     assert set(found) == {"case", "absent", "left_out"}
     assert found["case"]["chunk"] == CHUNKS[1][:80]
     assert found["absent"]["stored_next"]
-    assert "the same case in both" in found["case"]["mend"]
+    assert "in the same case" in found["case"]["mend"]
     other = client.post(CHAT, json={**body, "ragkv": {"report": True}, "stream": False}).json()
     assert not any(miss["reason"] == "left_out" for miss in other["ragkv"]["misses"])

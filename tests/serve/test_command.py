@@ -15,7 +15,7 @@ from dataclasses import asdict, fields
 import httpx
 import pytest
 from served import CHAT, CHUNKS, chat, until
-from tiny import tiny_model, tiny_tokenizer
+from tiny import saved
 from typer.testing import CliRunner
 
 from ragkv import ReuseConfig, StoreConfig
@@ -25,10 +25,7 @@ from ragkv.cli.main import app
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory) -> str:
-    folder = tmp_path_factory.mktemp("models") / "tiny-model"
-    tiny_model().save_pretrained(folder)
-    tiny_tokenizer().save_pretrained(folder)
-    return str(folder)
+    return saved(tmp_path_factory.mktemp("models") / "tiny-model")
 
 
 @contextmanager

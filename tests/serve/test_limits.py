@@ -44,7 +44,7 @@ def small(listen, make_engine):
     """A server of one answer at a time, and one that waits."""
     engine = make_engine(max_running=1)
     engine.contains("a text")  # computes the sink: requests wait for nothing but their turn
-    return listen(engine, max_running=1, max_waiting=1)
+    return listen(engine, max_waiting=1)
 
 
 @pytest.mark.parametrize(

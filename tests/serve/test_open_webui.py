@@ -44,9 +44,9 @@ def with_documents(question, chunks, template):
 
 @pytest.fixture
 def server(listen, make_engine):
-    engine = make_engine(reuse=ReuseConfig())
+    engine = make_engine(reuse=ReuseConfig(), max_running=2)
     engine.reuse = engine.reuse.override(sink=sink_behind(engine, SYSTEM))
-    found = listen(engine, max_running=2)
+    found = listen(engine)
     until(lambda: httpx.get(f"{found.url}/health").status_code == 200)
     return found
 

@@ -18,7 +18,7 @@ import httpx
 import torch
 from pausing import Pause
 from stub_server import VERSION, Stub, text_events
-from tiny import some_chunks, tiny_model, tiny_tokenizer
+from tiny import saved, some_chunks
 
 from ragkv import RagKV, ReuseConfig
 from ragkv.client import RemoteRagKV
@@ -162,8 +162,7 @@ CASES = (
 
 if __name__ == "__main__":
     torch.set_num_threads(4)
-    tiny_model().save_pretrained(sys.argv[1])
-    tiny_tokenizer().save_pretrained(sys.argv[1])
+    saved(sys.argv[1])
     with RagKV(sys.argv[1], store=":memory:") as first:
         LOADED = first.loaded
     results = {"expected": answer(LOADED)} | {case.__name__: case() for case in CASES}

@@ -84,7 +84,7 @@ def distance(engine: RagKV, out: Prefilled) -> float:
 
 def assert_exact(engine: RagKV, out: Prefilled) -> None:
     report = out.report
-    assert sources(out) == ["former"] * len(report.chunks)
+    assert sources(out) == ["history"] * len(report.chunks)
     assert report.chunks[-1].end <= report.tokens.sink + report.tokens.history_exact
     assert report.tokens.recomputed == report.tokens.reused == 0
     assert distance(engine, out) < TOLERANCE

@@ -6,9 +6,10 @@ import json
 from itertools import permutations
 from typing import Annotated, Any, Literal
 
-from llguidance import LLMatcher, LLTokenizer
+from llguidance import LLTokenizer
 from pydantic import BaseModel, ConfigDict, Field
 
+from ragkv.config.json_schema.grammar import matcher_of
 from ragkv.config.schema import resolved
 
 Letter = Literal["a", "b"]
@@ -50,12 +51,13 @@ def lets_through(schema: dict[str, Any], value: Any, *, closed: bool = True) -> 
     """Whether a value may be written, with up to three keys of its outer object in any order."""
     grammar = resolved(schema, closed=closed).grammar
     if not isinstance(value, dict) or len(value) > _MOST:
-        return _writes(grammar, value)
-    return any(_writes(grammar, dict(order)) for order in permutations(value.items()))
+        return writes(grammar, value)
+    return any(writes(grammar, dict(order)) for order in permutations(value.items()))
 
 
-def _writes(grammar: str, value: Any) -> bool:
-    matcher = LLMatcher(_BYTES, grammar, log_level=0)
+def writes(grammar: str, value: Any) -> bool:
+    """Whether a value may be written with its keys in their order."""
+    matcher = matcher_of(grammar, _BYTES)
     tokens = _BYTES.tokenize_str(json.dumps(value, ensure_ascii=False))
     if matcher.is_error() or matcher.validate_tokens(tokens) < len(tokens):
         return False

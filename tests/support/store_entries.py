@@ -85,7 +85,7 @@ def leave_out_syncs(patch: pytest.MonkeyPatch | None = None) -> None:
     patch = patch or pytest.MonkeyPatch()
     patch.setattr(disk, "INLINE_BYTES", INLINE_BYTES)
     patch.setattr(os, "fsync", lambda _: None)
-    patch.setitem(index._SETTINGS, "sqlite_synchronous", 0)
+    patch.setattr(index, "_SETTINGS", (*index._SETTINGS, "PRAGMA synchronous = OFF"))
 
 
 @pytest.fixture

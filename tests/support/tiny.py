@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pydoc_data.topics
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -107,6 +108,13 @@ def tiny_model(
         config.num_hidden_layers = layers
     attention = "eager" if family in EAGER_ALONE else attention
     return random_model(config, seed, attn_implementation=attention)
+
+
+def saved(folder: Path | str, family: str = "llama", **how: Any) -> str:
+    """Save a :func:`tiny_model` and the tokenizer; return the folder's name."""
+    tiny_model(family, **how).save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
+    return str(folder)
 
 
 def random_model(config: PreTrainedConfig, seed: int = 0, **how: Any) -> PreTrainedModel:

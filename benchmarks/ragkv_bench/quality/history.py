@@ -1,4 +1,4 @@
-"""What an engine gains from former prompts: requests over recurring chunks, one after another."""
+"""What an engine gains from history: requests over recurring chunks, one after another."""
 
 from __future__ import annotations
 

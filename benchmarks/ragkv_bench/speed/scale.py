@@ -26,10 +26,7 @@ from ragkv_bench.speed.machine import commit, device_name
 from ragkv_bench.speed.timing import Done
 
 _FINGERPRINT = "0" * 32
-_INSERT = (
-    "INSERT OR REPLACE INTO Cache (key, raw, store_time, access_time, access_count, size, mode, "
-    "value) VALUES (?, 1, 0, 0, 0, 0, 1, ?)"
-)
+_INSERT = "INSERT OR REPLACE INTO Cache (key, value) VALUES (?, ?)"
 _IN_PROMPT = 8
 _CAPTION = (
     "Entries of one byte. start: reading the log and building the finder, once a process; poll and "

@@ -18,7 +18,7 @@ from ragkv.errors import ConfigError
 Done = TypeVar("Done")
 MIN_CHUNK_TOKENS = 16
 IN_MEMORY = StoreConfig(MEMORY, memory_bytes=1 << 50, device_bytes=0, history_bytes=0)
-"""A store that keeps every chunk in memory, and no rows of former prompts."""
+"""A store that keeps every chunk in memory, and no history."""
 
 
 @dataclass(frozen=True, slots=True)

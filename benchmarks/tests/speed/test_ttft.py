@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from tiny import tiny_model, tiny_tokenizer
+from tiny import saved, tiny_model, tiny_tokenizer
 from typer.testing import CliRunner
 
 import ragkv
@@ -201,8 +201,7 @@ def test_full_prefill_and_ragkv_go_in_turn_and_every_tier_is_what_its_name_says(
 
 
 def test_the_auxiliary_model_is_ready_before_anything_is_timed(tmp_path, make_engine):
-    tiny_model("qwen2").save_pretrained(tmp_path)
-    tiny_tokenizer().save_pretrained(tmp_path)
+    saved(tmp_path, "qwen2")
     plan = replace(SMALL, methods=("cacheclip",))
     found = bench_ttft(make_engine().loaded, plan, auxiliary_model=str(tmp_path))
     assert found["rows"][0]["method"] == "cacheclip"

@@ -39,11 +39,10 @@ class Call:
     def account(self, completion: Completion) -> tuple[UsageMetadata, dict[str, Any]]:
         """Keep the report; return the usage, and ``model_name``, ``finish_reason`` and the like.
 
-        ``cache_read`` are the prompt's reused tokens, those of the sink and of former turns among
-        them. ``cache_creation`` is 0: chunks are encoded, and turns kept, after the answer. The
-        report is without the fields that repeat the prompt, since messages are stored, traced and
-        sent: no ``positions``, and ``chunks`` without their ``text``. ``misses`` have the first 80
-        characters.
+        ``cache_read`` counts the prompt's reused tokens, including the sink and earlier turns.
+        ``cache_creation`` is 0: chunks are encoded, and turns kept, after the answer. The report
+        omits fields that repeat the prompt, since messages are stored, traced and sent:
+        ``positions``, and the ``text`` of ``chunks``. ``misses`` have the first 80 characters.
         """
         self.keep(completion.report)
         report = completion.report

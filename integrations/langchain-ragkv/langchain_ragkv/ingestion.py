@@ -36,7 +36,7 @@ class RagKVTransformer(BaseDocumentTransformer):
         As in :meth:`ChatRagKV.precompute`.
     by_document
         Store each chunk under the source document that ``metadata["source"]`` names, or another
-        field. All of a document's chunks then come in one call: its former chunks are deleted,
+        field. All of a document's chunks then come in one call: its previous chunks are deleted,
         unless another document has them, and ``llm.kv.forget(document=source)`` deletes them all.
 
     Raises

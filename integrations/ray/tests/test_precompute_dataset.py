@@ -7,7 +7,7 @@ import sys
 
 import pytest
 from ingesting import KILLED, Killed, assert_alike
-from tiny import some_chunks, tiny_model, tiny_tokenizer
+from tiny import saved, some_chunks
 
 from ragkv import RagKV
 from ragkv.store.names import digest_of_text
@@ -37,8 +37,7 @@ def test_what_dies_loses_nothing(cluster, tmp_path):
     from ragkv_ray import precompute_dataset
 
     model = str(tmp_path / "model")
-    tiny_model(layers=2).save_pretrained(model)
-    tiny_tokenizer().save_pretrained(model)
+    saved(model, layers=2)
     ds = ray.data.from_items([{**item, "at": 1} for item in ITEMS], override_num_blocks=6)
     given = {"store": tmp_path / "two", "document": "of", "revision": "at", "batch_size": 2}
     first, again = (precompute_dataset(ds, model, **given).take_all() for _ in range(2))

@@ -107,8 +107,8 @@ def test_what_was_handed_over_is_known_to_later_prompts(make_engine, connect):
     turn = [*PROMPT, {"role": "assistant", "content": "Yes."}, {"role": "user", "content": "Why?"}]
     report = kv.generate(turn, max_new_tokens=6).report
     assert report.tokens.handed_over == first.tokens.handed_over
-    former = report.tokens.history_exact + report.tokens.history_repaired
-    assert former >= first.tokens.recomputed + 90, "and the first chunk"
+    history = report.tokens.history_exact + report.tokens.history_repaired
+    assert history >= first.tokens.recomputed + 90, "and the first chunk"
     assert report.tokens.recomputed < first.tokens.recomputed
 
 

@@ -25,13 +25,16 @@ UNEVALUATED = frozenset({"unevaluatedProperties", "unevaluatedItems"})
 UNKNOWN = frozenset({ELSEWHERE, "$dynamicRef", "$recursiveRef"})
 """Keywords for schemas that are not known."""
 
+UNCHANGED = (
+    *("type", "enum", "const", "required", "minimum", "maximum"),
+    *("exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
+)
+COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
 CONSTRAINTS = frozenset(
     {
         *((NAMED | DIRECT | UNKNOWN) - {"$defs", "definitions"}),
-        *("$ref", "type", "enum", "const", "required", "minProperties", "maxProperties"),
-        *("minItems", "maxItems", "uniqueItems", "minContains", "maxContains"),
-        *("minLength", "maxLength", "pattern", "format", "multipleOf"),
-        *("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"),
+        *(*UNCHANGED, *COUNTS, "$ref", "uniqueItems", "minContains", "maxContains"),
+        *("pattern", "format"),
     }
 )
 """Keywords that can make values invalid; all others are annotations."""
@@ -76,21 +79,14 @@ class Alternative:
     parts
         In the order of the document.
     branches
-        The keyword and the index of the chosen branch for each union, by the union's identity.
+        The index of the chosen branch of each union, by the union's keyword and identity.
     """
 
     parts: tuple[SchemaPart, ...] = ()
-    branches: Mapping[int, tuple[str, int]] = field(default_factory=dict)
+    branches: Mapping[tuple[str, int], int] = field(default_factory=dict)
 
     def __add__(self, other: Alternative) -> Alternative:
         return Alternative(self.parts + other.parts, {**self.branches, **other.branches})
-
-    def excludes(self, other: Alternative) -> bool:
-        """Return whether both have different branches of one ``oneOf``."""
-        return any(
-            keyword == "oneOf" and other.branches.get(union, (keyword, index))[1] != index
-            for union, (keyword, index) in self.branches.items()
-        )
 
 
 class Alternatives:
@@ -171,14 +167,13 @@ class Alternatives:
     def _union(
         self, schema: Schema, keyword: str, inside: tuple[int, ...]
     ) -> Iterator[Alternative]:
+        discriminator = Alternative()
         match schema.get("discriminator"):
             case {"propertyName": str(name)}:
                 discriminator = Alternative((SchemaPart({"required": [name]}),))
-            case _:
-                discriminator = Alternative()
         given = listed(schema, keyword) or [False]
         for index, branch in enumerate(given):
-            chosen = Alternative((), {id(given): (keyword, index)}) + discriminator
+            chosen = Alternative((), {(keyword, id(given)): index}) + discriminator
             yield from (each + chosen for each in self._expand(branch, inside))
 
     def _dependency(self, name: str, needed: Any, inside: tuple[int, ...]) -> Iterator[Alternative]:

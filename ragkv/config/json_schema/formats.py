@@ -56,8 +56,11 @@ Leap seconds are only allowed in UTC. The punycode of host names (``xn--``) is n
 KNOWN = ("duration", "email", "uri")
 """Formats that llguidance enforces as JSON Schema defines them."""
 
-LONGEST = {"hostname": 253}
-"""Maximum lengths of formats whose pattern does not limit it."""
+
+def pattern_of(form: object) -> str | None:
+    """Return the pattern of a format of :data:`FORMATS`, or None."""
+    return f"^(?:{FORMATS[form]})$" if isinstance(form, str) and form in FORMATS else None
+
 
 _NOT_ALL_OF = re.compile(
     r"\^\(\?!\^?\[(?P<characters>[^\]\\^][^\]\\]*)\]\*\$\)(?P<rest>.*)", re.DOTALL

@@ -1,25 +1,40 @@
-"""llguidance's grammars of JSON schemas, and its verdict on them."""
+"""llguidance's grammars of JSON schemas and its errors."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
-from typing import Any
+from itertools import combinations
+from typing import TYPE_CHECKING, Any
 
-_SEPARATED: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+
+_SEPARATORS: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 """The separators that models are trained to write."""
 
 _MOST_PAIRS = 1000
+"""Pairs of schemas that llguidance intersects."""
+
 _MOST_REFERENCES = 3
-"""References followed in a row; any value satisfies what is behind them."""
+"""References followed in a row when branches are compared."""
+
+_TYPES = ("null", "boolean", "number", "string", "array", "object")
+
+
+def matcher_of(grammar: str, tokenizer: LLTokenizer) -> LLMatcher:
+    """Return llguidance's matcher, with ten times its default of alternatives that begin alike."""
+    from llguidance import LLMatcher, LLParserLimits
+
+    limits = LLParserLimits(max_items_in_row=20_000, verbose_errors=False)
+    return LLMatcher(tokenizer, grammar, log_level=0, limits=limits)
 
 
 def grammar_from(schema: Mapping[str, Any]) -> str:
     """Return llguidance's grammar of a schema that it can enforce."""
     from llguidance import LLMatcher
 
-    return LLMatcher.grammar_from_json_schema(json.dumps(schema), defaults=_SEPARATED)
+    return LLMatcher.grammar_from_json_schema(json.dumps(schema), defaults=_SEPARATORS)
 
 
 def problem_of(grammar: str) -> str:
@@ -30,45 +45,46 @@ def problem_of(grammar: str) -> str:
     return "" if problem.startswith("WARNING") else problem
 
 
-@lru_cache(maxsize=256)
-def problem_of_part(schema: str) -> str:
-    """Return llguidance's error for a part, as JSON; a part may be unsatisfiable."""
-    problem = problem_of(grammar_from(json.loads(schema)))
-    return "" if "Unsatisfiable" in problem else problem
+def is_supported(schema: Mapping[str, Any]) -> bool:
+    """Return whether llguidance can enforce a schema, which may be unsatisfiable."""
+    problem = problem_of(grammar_from(schema))
+    return not problem or "Unsatisfiable" in problem
 
 
-def all_disjoint(
-    schemas: Sequence[Any], pairs: Sequence[tuple[int, int]], definitions: Mapping[str, Any]
-) -> bool:
-    """Return whether certainly no value satisfies both schemas of any pair.
+def are_disjoint(branches: Sequence[Sequence[Any]], definitions: Mapping[str, Any]) -> bool:
+    """Return whether certainly no value satisfies two branches of a ``oneOf``.
 
     Parameters
     ----------
-    schemas
-        Schemas as llguidance takes them.
-    pairs
-        Pairs of their indices.
+    branches
+        Each branch's alternatives, as llguidance takes them.
     definitions
         The targets of their references.
     """
-    constants = [_constants(each, definitions) for each in schemas]
-    unknown = [
-        (one, other)
-        for one, other in pairs
-        if not any(
-            constants[other].get(name, value) != value for name, value in constants[one].items()
-        )
+    one_of = {"oneOf": [{"anyOf": each} for each in branches]}
+    # llguidance compares branches but not references: the intersection replaces references.
+    if is_supported({"allOf": [one_of, {"type": _TYPES}], "$defs": definitions}):
+        return True
+    alternatives = [
+        (at, each, _constants(each, definitions))
+        for at, branch in enumerate(branches)
+        for each in branch
     ]
-    if not unknown or len(unknown) > _MOST_PAIRS:
-        return not unknown
-    both = [{"allOf": [schemas[one], schemas[other]]} for one, other in unknown]
+    pairs = [
+        {"allOf": [one, other]}
+        for (first, one, constants), (second, other, others) in combinations(alternatives, 2)
+        if first != second
+        and not any(others.get(name, value) != value for name, value in constants.items())
+    ]
+    if not pairs or len(pairs) > _MOST_PAIRS:
+        return not pairs
     levels = {
         f"{name}.{level}": _shallow(each, level - 1)
         for name, each in definitions.items()
         for level in range(1, _MOST_REFERENCES + 1)
     }
-    anything = {"anyOf": _shallow(both, _MOST_REFERENCES), "$defs": levels}
-    return "Unsatisfiable" in problem_of(grammar_from(anything))
+    union = {"anyOf": _shallow(pairs, _MOST_REFERENCES), "$defs": levels}
+    return "Unsatisfiable" in problem_of(grammar_from(union))
 
 
 def _shallow(schema: Any, level: int) -> Any:
@@ -90,25 +106,18 @@ def _constants(schema: Any, definitions: Mapping[str, Any]) -> dict[str, str]:
     """Return the constants, texts or whole numbers, of an object's required properties."""
     whole = _target(schema, definitions)
     parts = [_target(part, definitions) for part in whole.get("allOf", [whole])]
-    if not any(part.get("type") == "object" for part in parts):
-        return {}
-    required = {name for part in parts for name in part.get("required", ())}
+    objects = [part for part in parts if part.get("type") == "object"]
+    required = {name for part in objects for name in part.get("required", ())}
     values = [
-        (name, _target(value, definitions))
+        (name, _target(value, definitions).get("const"))
         for part in parts
         for name, value in part.get("properties", {}).items()
         if name in required
     ]
-    return {
-        name: json.dumps(value["const"])
-        for name, value in values
-        if isinstance(value.get("const"), str | int)
-    }
+    return {name: json.dumps(value) for name, value in values if isinstance(value, str | int)}
 
 
 def _target(schema: Any, definitions: Mapping[str, Any]) -> Mapping[str, Any]:
-    if not isinstance(schema, Mapping):
-        return {}
-    if "$ref" in schema:
-        return _target(definitions[schema["$ref"].rpartition("/")[2]], definitions)
-    return schema
+    while isinstance(schema, Mapping) and "$ref" in schema:
+        schema = definitions[schema["$ref"].rpartition("/")[2]]
+    return schema if isinstance(schema, Mapping) else {}

@@ -46,7 +46,6 @@ class References:
         self._known: dict[tuple[int, str], Any] = {(0, ""): document}
         self._places: dict[int, tuple[int, str]] = {}
         self._elsewhere: dict[str, Any] = {}
-        self._documents = 0
         self._index(document, 0, "")
 
     def target(self, schema: Mapping[str, Any]) -> Any:
@@ -83,8 +82,7 @@ class References:
         if not isinstance(schema, Mapping):
             return
         if DOCUMENT in schema:
-            self._documents += 1
-            document, base = self._documents, ""
+            document, base = id(schema), ""
             self._known[document, ""] = schema
         if isinstance(schema.get("$id"), str):
             address = _joined(base, schema["$id"].removesuffix("#"))

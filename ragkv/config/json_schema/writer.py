@@ -1,26 +1,24 @@
 """JSON schemas as llguidance takes them.
 
-Which objects are closed, i.e. have the properties that their schema names and no others: an object
-whose schema has ``properties`` and no keyword for other properties. Its schema includes ``$ref``,
-``allOf``, and the chosen branches of ``anyOf`` and ``oneOf``. A schema that mentions other
-properties (``additionalProperties``, ``patternProperties``, ``propertyNames``,
-``unevaluatedProperties``) or names none is written as it is: ``dict[str, int]`` and pydantic's
-``extra="allow"`` are open. So every schema with ``properties`` is read as if it had
-``"unevaluatedProperties": false``.
+An object is closed, i.e. has no properties that its schema does not name, if its schema has
+``properties`` and no keyword for other properties (``additionalProperties``,
+``patternProperties``, ``propertyNames``, ``unevaluatedProperties``). Its schema includes ``$ref``,
+``allOf``, and the chosen branches of ``anyOf`` and ``oneOf``. So such a schema is read as if it had
+``"unevaluatedProperties": false``; ``dict[str, int]`` and pydantic's ``extra="allow"`` are open.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations
 from typing import Any
 
 from ragkv.config.json_schema.alternatives import (
     CONSTRAINTS,
+    COUNTS,
     DEPENDENT,
     FALSE,
+    UNCHANGED,
     UNEVALUATED,
     UNKNOWN,
     Alternative,
@@ -29,24 +27,15 @@ from ragkv.config.json_schema.alternatives import (
     SchemaPart,
     listed,
 )
-from ragkv.config.json_schema.formats import FORMATS, KNOWN, LONGEST, patterns_of
-from ragkv.config.json_schema.grammar import all_disjoint, problem_of_part
+from ragkv.config.json_schema.formats import FORMATS, KNOWN, pattern_of, patterns_of
+from ragkv.config.json_schema.grammar import are_disjoint, is_supported
 from ragkv.config.json_schema.references import DOCUMENT
 from ragkv.errors import ConfigError
 
-_AS_THEY_ARE = (
-    *("type", "enum", "const", "required", "minimum", "maximum"),
-    *("exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
-)
-_COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
 _MORE_ITEMS = UNKNOWN | {"contains", "if", "then", "else"}
 """Keywords that can apply to items that a part does not name."""
 
-_TYPES = frozenset({"type", "enum", "const"})
-_LENGTHS = frozenset({"minLength", "maxLength"})
-
-Named = tuple[dict[str, bool], dict[str, bool]]
-"""Names and patterns of properties, in the order of the document."""
+_ANY_VALUE: tuple[Any, ...] = (True, {})
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +62,7 @@ class SchemaPlace:
 
 
 class SchemaWriter:
-    """Writes a schema for llguidance.
-
-    References are replaced by ones to ``$defs``, closed objects say so, and keywords that cannot be
-    enforced are left out and noted.
+    """Writes a schema for llguidance and records in ``ignored`` the keywords that it leaves out.
 
     Parameters
     ----------
@@ -92,6 +78,7 @@ class SchemaWriter:
         self, document: Schema, *, closed: bool = True, without: frozenset[str] = frozenset()
     ) -> None:
         self.ignored: dict[SchemaPlace, None] = {}
+        self._document = document
         self._read = Alternatives(document)
         self._closed = closed
         self._without = without
@@ -99,8 +86,7 @@ class SchemaWriter:
         self._names: dict[int, str] = {}
         self._written: dict[int, Any] = {}
         self._copies: list[SchemaPart] = []  # kept, because schemas are known by their identity
-        self._one_of: list[tuple[SchemaPlace, list[Any], list[tuple[int, int]]]] = []
-        self._document = document
+        self._one_of: list[tuple[SchemaPlace, list[list[Any]]]] = []
 
     def write(self) -> dict[str, Any]:
         """Return the whole schema.
@@ -112,10 +98,10 @@ class SchemaWriter:
         """
         place = SchemaPlace("", "", self._document.get("strict") is True)
         written = self._schema(self._document, place)
-        for one_of, alternatives, pairs in self._one_of:
-            if not all_disjoint(alternatives, pairs, self._definitions):
-                self.ignored[one_of] = None
-        return {**written, "$defs": self._definitions} if self._definitions else written
+        for one_of, branches in self._one_of:
+            if not are_disjoint(branches, self._definitions):
+                self._ignore(one_of, "oneOf")
+        return {**written, "$defs": self._definitions}
 
     def _ignore(self, place: SchemaPlace, keyword: str) -> None:
         self.ignored[replace(place, keyword=keyword)] = None
@@ -130,26 +116,29 @@ class SchemaWriter:
             self._written[key] = None
             if isinstance(target, Mapping) and DOCUMENT in target:
                 place = SchemaPlace(str(target[DOCUMENT]), "", target.get("strict") is True)
-            self._written[key] = self._alternatives(target, place)
+            self._written[key] = self._union(target, place)
             if target is given and key not in self._names:
                 return self._written[key]
         name = self._names.setdefault(key, f"d{len(self._names)}")
         self._definitions[name] = self._written[key]
         return {"$ref": f"#/$defs/{name}"}
 
-    def _alternatives(self, given: Any, place: SchemaPlace) -> dict[str, Any]:
+    def _union(self, given: Any, place: SchemaPlace) -> dict[str, Any]:
+        """Return a schema as the union of its alternatives."""
         constraints = given.keys() & CONSTRAINTS if isinstance(given, Mapping) else set()
         if constraints in ({"anyOf"}, {"oneOf"}) and "discriminator" not in given:
-            (union,) = constraints
-            written = [self._schema(each, place) for each in listed(given, union)]
-            found = [Alternative((), {0: (union, index)}) for index in range(len(written))]
+            (keyword,) = constraints
+            written = [self._schema(each, place) for each in listed(given, keyword)]
+            found = [Alternative((), {(keyword, 0): index}) for index in range(len(written))]
         else:
             found = self._read.of(given)
             written = [self._alternative(each, found, given, place) for each in found]
-        if any(keyword == "oneOf" for each in found for keyword, _ in each.branches.values()):
-            every = combinations(range(len(found)), 2)
-            pairs = [(one, other) for one, other in every if found[one].excludes(found[other])]
-            self._one_of.append((replace(place, keyword="oneOf"), written, pairs))
+        unions: dict[int, dict[int, list[Any]]] = {}
+        for alternative, schema in zip(found, written, strict=True):
+            for (keyword, union), index in alternative.branches.items():
+                if keyword == "oneOf":
+                    unions.setdefault(union, {}).setdefault(index, []).append(schema)
+        self._one_of += [(place, list(branches.values())) for branches in unions.values()]
         return written[0] if len(written) == 1 else {"anyOf": written}
 
     def _alternative(
@@ -159,34 +148,27 @@ class SchemaWriter:
         given: Any,
         place: SchemaPlace,
     ) -> Any:
+        """Return the conjunction of an alternative's parts and of ``given``'s remaining values."""
         parts: Sequence[SchemaPart] = alternative.parts
         if "allOf" in self._without:
             parts = self._overridden(parts, given, place)
         enforced = [part.keywords for part in parts if part.enforced]
+        stated = given if isinstance(given, Mapping) else {}
         out = [each for part in enforced for each in self._part(part, place)]
-        stated = isinstance(given, Mapping) and "unevaluatedProperties" in given
-        closes = any(part.closes and "properties" in part.keywords for part in parts)
-        rest = self._schema(given["unevaluatedProperties"], place + ".*") if stated else False
-        if stated and rest not in (True, {}):
-            several = "anyOf" in {keyword for keyword, _ in alternative.branches.values()}
-            if several:  # a second branch can hold, and name properties
+        closes = self._closed and any(p.closes and "properties" in p.keywords for p in parts)
+        if stated.get("unevaluatedProperties", True) not in _ANY_VALUE:
+            several = any(keyword == "anyOf" for keyword, _ in alternative.branches)
+            if several:  # a second branch can hold and name properties
                 parts = [part for each in others for part in each.parts]
             if several or any("if" in part for part in enforced):
                 self._ignore(place, "unevaluatedProperties")
-            self._close(out, _named(parts, stated=True), rest, place)
-        elif closes and self._closed and not stated:
-            self._close(out, _named(parts, stated=False), False, place)
-        if isinstance(given, Mapping) and given.get("unevaluatedItems", True) not in (True, {}):
-            if len(others) > 1 or any(_MORE_ITEMS & part.keys() for part in enforced):
-                self._ignore(place, "unevaluatedItems")
-            elif not any("items" in part or "unevaluatedItems" in part for part in enforced):
-                first = max((len(part.get("prefixItems") or ()) for part in enforced), default=0)
-                items = self._schema(given["unevaluatedItems"], place + "[]")
-                out.append({"prefixItems": [True] * first, "items": items})
-        if closes and self._closed and not any(_TYPES & part.keys() for part in enforced):
-            out[0] = {"type": "object", **out[0]}
-        out = [each for each in out if each]
-        return out[0] if len(out) == 1 else {"allOf": out} if out else {}
+            rest = self._schema(stated["unevaluatedProperties"], place + ".*")
+            self._close(out, parts, rest, place, stated=True)
+        elif closes and "unevaluatedProperties" not in stated:
+            self._close(out, parts, False, place, stated=False)
+        if stated.get("unevaluatedItems", True) not in _ANY_VALUE:
+            out += self._unevaluated_items(stated, enforced, len(others), place)
+        return _conjunction(out, of_object=closes)
 
     def _overridden(
         self, parts: Sequence[SchemaPart], given: Any, place: SchemaPlace
@@ -209,9 +191,16 @@ class SchemaWriter:
         return out
 
     def _close(
-        self, out: list[dict[str, Any]], named: Named | None, rest: Any, place: SchemaPlace
+        self,
+        out: list[dict[str, Any]],
+        parts: Sequence[SchemaPart],
+        rest: Any,
+        place: SchemaPlace,
+        *,
+        stated: bool,
     ) -> None:
-        """Give properties that no part names the schema ``rest``."""
+        """Give properties without a name in ``parts`` the schema ``rest``."""
+        named = _named(parts, stated=stated)
         if named is None:
             return
         names, patterns = named
@@ -226,58 +215,49 @@ class SchemaWriter:
             closing = {"properties": names, "additionalProperties": rest}
             out.insert(0, {**closing, "patternProperties": patterns} if patterns else closing)
 
+    def _unevaluated_items(
+        self, given: Schema, parts: Sequence[Schema], alternatives: int, place: SchemaPlace
+    ) -> Iterator[dict[str, Any]]:
+        if alternatives > 1 or any(_MORE_ITEMS & part.keys() for part in parts):
+            self._ignore(place, "unevaluatedItems")
+        elif not any("items" in part or "unevaluatedItems" in part for part in parts):
+            first = max((len(part.get("prefixItems") or ()) for part in parts), default=0)
+            items = self._schema(given["unevaluatedItems"], place + "[]")
+            yield {"prefixItems": [True] * first, "items": items}
+
     def _part(self, part: Schema, place: SchemaPlace) -> list[dict[str, Any]]:
         """Return the keywords of a part as schemas that hold together."""
         if UNEVALUATED & part.keys():
             return [self._schema(part, place)]
-        for keyword in sorted(self._without & part.keys()):
-            self._ignore(place, keyword)
+        left_out = sorted(self._without & part.keys())
         part = {name: value for name, value in part.items() if name not in self._without}
-        out = {name: part[name] for name in _AS_THEY_ARE if name in part}
-        out |= {name: _whole(part[name]) for name in _COUNTS if name in part}
-        further = list(self._strings(part, out, place))
+        out = {name: part[name] for name in UNCHANGED if name in part}
+        out |= {name: _whole(part[name]) for name in COUNTS if name in part}
         self._arrays(part, out, place)
         self._objects(part, out, place)
-        further += self._property_names(part, place)
-        for keyword in UNKNOWN & part.keys():
-            self._ignore(place, f"{keyword} {part[keyword]!r}")
-        for keyword in part.keys() & DEPENDENT:
+        for keyword in (*left_out, *_unenforced(part)):
             self._ignore(place, keyword)
-        if part.get("not") in (True, {}):
-            further.append(dict(FALSE))
-        elif part.get("not", False) is not False:
-            self._ignore(place, "not")
-        if part.get("uniqueItems", False) is not False:
-            self._ignore(place, "uniqueItems")
-        if "if" in part and ("then" in part or "else" in part):
-            self._ignore(place, "if")
-        return [out, *further]
+        never = [dict(FALSE)] if part.get("not") in _ANY_VALUE else []
+        strings, names = self._strings(part, place), self._property_names(part, place)
+        return [out, *strings, *names, *never]
 
-    def _strings(
-        self, part: Schema, out: dict[str, Any], place: SchemaPlace
-    ) -> Iterator[dict[str, Any]]:
-        """Write ``pattern`` and ``format``, and yield further patterns."""
-        patterns = []
-        form: Any = part.get("format")
-        pattern = part.get("pattern")
+    def _strings(self, part: Schema, place: SchemaPlace) -> Iterator[dict[str, Any]]:
+        form, pattern = part.get("format"), part.get("pattern")
         if form in FORMATS:
-            patterns.append(f"^(?:{FORMATS[form]})$")
-            if form in LONGEST:
-                yield {"maxLength": LONGEST[form]}
+            yield {"pattern": pattern_of(form)}
         elif form in KNOWN:
-            out["format"] = form
+            yield {"format": form}
         elif form is not None:
             self._ignore(place, f"format {form!r}")
-        if pattern is not None:
-            found = patterns_of(pattern) if isinstance(pattern, str) else [pattern]
-            parts = [{"type": "string", "pattern": each} for each in found]
-            if any(problem_of_part(json.dumps(each)) for each in parts):
-                self._ignore(place, "pattern")
-            else:
-                patterns += found
-        if patterns:
-            out["pattern"] = patterns[0]
-        yield from ({"pattern": each} for each in patterns[1:])
+        if form == "hostname":
+            yield {"maxLength": 253}
+        if pattern is None:
+            return
+        found = patterns_of(pattern) if isinstance(pattern, str) else [pattern]
+        if all(is_supported({"type": "string", "pattern": each}) for each in found):
+            yield from ({"pattern": each} for each in found)
+        else:
+            self._ignore(place, "pattern")
 
     def _arrays(self, part: Schema, out: dict[str, Any], place: SchemaPlace) -> None:
         items, prefix = part.get("items"), part.get("prefixItems")
@@ -289,8 +269,6 @@ class SchemaWriter:
             ]
         if items is not None:
             out["items"] = self._schema(items, place + "[]")
-        if "contains" in part and (part.get("minContains") != 0 or "maxContains" in part):
-            self._ignore(place, "contains")
 
     def _objects(self, part: Schema, out: dict[str, Any], place: SchemaPlace) -> None:
         for keyword in ("properties", "patternProperties"):
@@ -309,35 +287,70 @@ class SchemaWriter:
             out["additionalProperties"] = self._schema(part["additionalProperties"], place + ".*")
 
     def _property_names(self, part: Schema, place: SchemaPlace) -> Iterator[dict[str, Any]]:
-        """Yield ``propertyNames`` as the possible properties, or as their pattern."""
-        if part.get("propertyNames", True) in (True, {}):
+        """Yield ``propertyNames`` as the possible properties or as a pattern."""
+        if part.get("propertyNames", True) in _ANY_VALUE:
             return
         found = self._read.of(part["propertyNames"])
         parts = found[0].parts if len(found) == 1 else ()
         names = parts[0].keywords if len(parts) == 1 else {}
-        keywords = names.keys() - {"type"} if names.get("type", "string") == "string" else set()
-        values = names.get("enum", [names.get("const")])
-        pattern = names.get("pattern")
-        if keywords == {"format"}:
-            pattern = FORMATS.get(names["format"]) and f"^(?:{FORMATS[names['format']]})$"
-        elif keywords and keywords <= _LENGTHS:
-            least, most = _whole(names.get("minLength", 0)), _whole(names.get("maxLength", ""))
-            pattern = rf"^[\s\S]{{{least},{most}}}$"
-        elif keywords != {"pattern"}:
-            pattern = None
-        if keywords in ({"enum"}, {"const"}) and all(isinstance(each, str) for each in values):
-            yield {"properties": dict.fromkeys(values, True), "additionalProperties": False}
-        elif (
-            isinstance(pattern, str)
-            and "patternProperties" not in part
-            and _are_usable({pattern: True})
-        ):
-            yield {"patternProperties": {pattern: True}, "additionalProperties": False}
+        schema = _with_names(names) or {}
+        patterns = schema.get("patternProperties", {})
+        if schema and not (patterns and "patternProperties" in part) and _are_usable(patterns):
+            yield schema
         else:
             self._ignore(place, "propertyNames")
 
 
-def _named(parts: Sequence[SchemaPart], *, stated: bool) -> Named | None:
+def _with_names(names: Schema) -> dict[str, Any] | None:
+    """Return the schema of objects whose property names satisfy keywords; None if not supported."""
+    keywords = names.keys() - {"type"}
+    pattern = names.get("pattern", pattern_of(names.get("format")))
+    values = names.get("enum", [names.get("const")])
+    if names.get("type", "string") != "string" or not keywords:
+        return None
+    if keywords <= {"minLength", "maxLength"}:
+        least, most = _whole(names.get("minLength", 0)), _whole(names.get("maxLength", ""))
+        pattern = rf"^[\s\S]{{{least},{most}}}$"
+    elif len(keywords) > 1:
+        return None
+    if isinstance(pattern, str):
+        return {"patternProperties": {pattern: True}, "additionalProperties": False}
+    if all(isinstance(each, str) for each in values):
+        return {"properties": dict.fromkeys(values, True), "additionalProperties": False}
+    return None
+
+
+def _conjunction(parts: Sequence[dict[str, Any]], *, of_object: bool) -> dict[str, Any]:
+    """Return the conjunction of schemas, each with the type that one of them requires.
+
+    Without a type, llguidance expands a schema into one for each type, and its number of schemas
+    is limited.
+    """
+    typed = next((part["type"] for part in parts if "type" in part), None)
+    if typed is None and of_object and not any({"enum", "const"} & part.keys() for part in parts):
+        typed = "object"
+    kinds = {} if typed is None else {"type": typed}
+    out = [{**kinds, **part} for part in parts if part] or [kinds]
+    return out[0] if len(out) == 1 else {"allOf": out}
+
+
+def _unenforced(part: Schema) -> Iterator[str]:
+    """Yield the keywords of a part that have an effect and cannot be enforced."""
+    yield from (f"{keyword} {part[keyword]!r}" for keyword in UNKNOWN & part.keys())
+    yield from DEPENDENT & part.keys()
+    if part.get("not", False) not in (False, *_ANY_VALUE):
+        yield "not"
+    if part.get("uniqueItems", False) is not False:
+        yield "uniqueItems"
+    if "if" in part and ("then" in part or "else" in part):
+        yield "if"
+    if "contains" in part and (part.get("minContains") != 0 or "maxContains" in part):
+        yield "contains"
+
+
+def _named(
+    parts: Sequence[SchemaPart], *, stated: bool
+) -> tuple[dict[str, bool], dict[str, bool]] | None:
     """Return the names and patterns of properties in parts; None if one mentions all properties.
 
     Parameters
@@ -349,10 +362,8 @@ def _named(parts: Sequence[SchemaPart], *, stated: bool) -> Named | None:
     patterns: dict[str, bool] = {}
     for part in parts:
         keywords = part.keywords
-        own, matched = (
-            dict.fromkeys(given, True) if isinstance(given, Mapping) else {}
-            for given in (keywords.get("properties"), keywords.get("patternProperties"))
-        )
+        own = dict.fromkeys(keywords.get("properties") or (), True)
+        matched = dict.fromkeys(keywords.get("patternProperties") or (), True)
         others = bool((UNEVALUATED | UNKNOWN | {"additionalProperties"}) & keywords.keys())
         if not stated:
             own |= dict.fromkeys(keywords.get("required") or (), True)
@@ -369,7 +380,7 @@ def _named(parts: Sequence[SchemaPart], *, stated: bool) -> Named | None:
 def _are_usable(patterns: Mapping[str, Any]) -> bool:
     """Return whether llguidance can tell apart the names that patterns match."""
     names = dict.fromkeys(patterns, True)
-    return not problem_of_part(json.dumps({"type": "object", "patternProperties": names}))
+    return not patterns or is_supported({"type": "object", "patternProperties": names})
 
 
 def _whole(number: Any) -> Any:

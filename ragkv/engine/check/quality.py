@@ -1,16 +1,14 @@
-"""How well a model answers from reused chunks: records to copy, hidden in prose."""
+"""Quality of answers from reused chunks: records to copy, hidden in prose."""
 
 from __future__ import annotations
 
 import logging
 import pydoc_data.topics
 import random
+from collections.abc import Sequence
 from itertools import chain, cycle, islice
-from operator import eq
 from statistics import mean
 from typing import Literal
-
-import numpy as np
 
 from ragkv.config import DecodeConfig, ReuseConfig
 from ragkv.decode.listener import Listener
@@ -28,28 +26,37 @@ from ragkv.report.quality import Quality, is_copied
 from ragkv.select import method_of
 
 _log = logging.getLogger(__name__)
-LARGER = (0.3, 0.5, 0.7)  # ratios that are tried where the one in use does not hold
+LARGER = (0.3, 0.5, 0.7)
+"""Ratios that are tried if the configured one does not hold."""
 _SIZES = ((5, 36), (5, 20), (5, 7), (2, 7), (2, 2))
-"""Chunks of a prompt, words around each record: the first that the model's positions hold."""
+"""Chunks of a prompt, and words around each record; the first pair that fits the model is used."""
+_QUICK_SIZES = _SIZES[3:]
 _WORDS = ("amber", "beetle", "candle", "desert", "ember", "forest", "garden", "hollow", "island")
 _GARBLED = (
-    "%s answers otherwise from reused chunks at a ratio of %s: %.2f of an answer comes before "
-    "the first difference. `ragkv check --quality --model %s` finds the ratio that it needs."
+    "%s gives different answers from reused chunks at a ratio of %s: %.2f of an answer precedes "
+    "the first difference. `ragkv check --quality --model %s` finds the necessary ratio."
 )
 _PROBED = set[str]()  # fingerprints
 _Probe = tuple[Prompt, str, int]  # prompt, record, and the answer's most tokens
 
 
 class Probes:
-    """Prompts over chunks in memory: in another order each, and another record asked for.
+    """Prompts over chunks in memory, each with a different order of chunks and a different record.
 
-    ``quick`` ones are three, short, and answered by few tokens. Raises ConfigError: the model has
-    too few positions.
+    Parameters
+    ----------
+    quick
+        Use three short prompts with answers of few tokens.
+
+    Raises
+    ------
+    ConfigError
+        The model has too few positions.
     """
 
     def __init__(self, loaded: ReusableModel, *, quick: bool = False) -> None:
         self._tokenizer = loaded.tokenizer
-        for count, words in _SIZES[3 * quick :]:
+        for count, words in _QUICK_SIZES if quick else _SIZES:
             chunks, self._probes = self._made(count, words, quick=quick)
             longest = max(len(self._ids(prompt)) + most for prompt, _, most in self._probes)
             if longest <= (loaded.positions or longest):
@@ -60,17 +67,20 @@ class Probes:
         self._full = [self._answer(probe, ReuseConfig(method="full")) for probe in self._probes]
 
     def at(self, config: ReuseConfig) -> Quality:
-        """Answer the prompts by a method that needs no auxiliary model."""
+        """Answer the prompts by a method without an auxiliary model."""
         own = [self._answer(probe, config) for probe in self._probes]
-        right = np.array([[is_right for _, is_right in of] for of in (self._full, own)])
-        full, method = right.sum(axis=1).tolist()
-        pairs = ((a, b) for (a, _), (b, _) in zip(self._full, own, strict=True))
-        agreement = mean([*map(eq, a, b), False].index(False) / len(a) for a, b in pairs)
-        both = int(right.all(axis=0).sum())
-        return Quality(config.recompute_ratio, len(own), full, method, both, agreement)
+        pairs = list(zip(self._full, own, strict=True))
+        return Quality(
+            config.recompute_ratio,
+            len(own),
+            sum(is_right for _, is_right in self._full),
+            sum(is_right for _, is_right in own),
+            sum(of_full[1] and of_own[1] for of_full, of_own in pairs),
+            mean(_share_before_difference(of_full[0], of_own[0]) for of_full, of_own in pairs),
+        )
 
     def _answer(self, probe: _Probe, config: ReuseConfig) -> tuple[list[int], bool]:
-        """Return the answer's tokens, and whether they have the record."""
+        """Return the answer's tokens, and whether they contain the record."""
         asked = Request(probe[0], config, method_of(config), Clock(), probe[2])
         drawn = self._pipeline.generate(asked, DecodeConfig(probe[2]), listener=Listener())[1]
         text = str(self._tokenizer.decode(drawn.token_ids))
@@ -88,15 +98,16 @@ class Probes:
             chunks.append(" ".join(chain(*parts, islice(prose, words))))
         for what, key, record in islice(cycle(records), 3 if quick else 8):
             order = draw.sample(chunks, count)
-            order = order[:: -1 if key in order[0] else 1]  # what is asked for is behind others
+            if key in order[0]:  # the requested record is behind other chunks
+                order.reverse()
             asked = "\n\n".join([*order, request(what, key)])
             prompt: Prompt = f"{asked}\n\n"
             if self._tokenizer.chat_template:
                 prompt = [{"role": "user", "content": asked}]
-            # the answer's beginning is given: what is left is to copy, for models that think, too
+            # the prompt contains the answer's beginning, so that reasoning models copy at once, too
             begun = render(prompt, self._tokenizer).text
             begun += statement(what, key, record).partition(f" {record}")[0]
-            if self._ids(begun)[0] == self._ids(prompt)[0]:  # else a string gets a BOS of its own
+            if self._ids(begun)[0] == self._ids(prompt)[0]:  # no second BOS
                 prompt = begun
             probes.append((prompt, record, 8 if quick else len(self._ids(record)) + 4))
         return chunks, probes
@@ -105,10 +116,21 @@ class Probes:
         return tokenize(render(prompt, self._tokenizer), self._tokenizer).ids
 
 
-def measure(loaded: ReusableModel, ratio: float | Literal["auto"]) -> list[Quality]:
-    """Probe the default method at a ratio, then at larger ones until one holds.
+def _share_before_difference(first: Sequence[int], second: Sequence[int]) -> float:
+    """Return the share of ``first`` before its first difference from ``second``."""
+    for place, token in enumerate(first):
+        if second[place : place + 1] != [token]:
+            return place / len(first)
+    return 1.0
 
-    Raises ConfigError: the model has too few positions.
+
+def measure(loaded: ReusableModel, ratio: float | Literal["auto"]) -> list[Quality]:
+    """Probe the default method at a ratio, then at larger ratios until one holds.
+
+    Raises
+    ------
+    ConfigError
+        The model has too few positions.
     """
     with lock_of(loaded.model), loaded.without_autocast():
         probes = Probes(loaded)
@@ -120,7 +142,7 @@ def measure(loaded: ReusableModel, ratio: float | Literal["auto"]) -> list[Quali
 
 
 def warn_if_garbled(loaded: LoadedModel, config: ReuseConfig) -> None:
-    """Warn, once a model and process, where reuse garbles a model that the tests do not cover."""
+    """Warn once if reuse garbles the answers of a model that the tests do not cover."""
     if not isinstance(loaded, ReusableModel) or is_verified(loaded.model):
         return
     digest, used = loaded.fingerprint.digest, config.override(sink="auto")
@@ -130,7 +152,7 @@ def warn_if_garbled(loaded: LoadedModel, config: ReuseConfig) -> None:
     try:
         with lock_of(loaded.model), loaded.without_autocast():
             found = Probes(loaded, quick=True).at(used)
-    except Exception:  # noqa: BLE001  an unknown model may raise anything
+    except Exception:  # noqa: BLE001  an unknown model can raise anything
         _log.info("%s could not be probed", loaded.name, exc_info=True)
         return
     if not found.holds:

@@ -1,4 +1,4 @@
-"""Made-up records for a model to copy."""
+"""Random records for a model to copy."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Shapes = dict[str, tuple[str, Callable[[random.Random], str]]]
 
 
 def shapes(adjectives: Sequence[str], nouns: Sequence[str]) -> Shapes:
-    """Return what each shape's records are called, and what draws one, places by these words."""
+    """Return each shape's name in a sentence and its random generator; words name the places."""
 
     def name(draw: random.Random) -> str:
         def part() -> str:
@@ -38,7 +38,7 @@ def shapes(adjectives: Sequence[str], nouns: Sequence[str]) -> Shapes:
 
 
 def statement(what: str, key: str, record: str) -> str:
-    """Return the sentence that has a record."""
+    """Return the sentence with a record."""
     return f"The {what} of project {key} is: {record}."
 
 

@@ -1,4 +1,4 @@
-"""The invariants, on the model that is actually loaded."""
+"""Checks of the invariants on the loaded model."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ from ragkv.store import open_store
 
 _log = logging.getLogger(__name__)
 _TOLERANCE = {torch.float32: 1e-3, torch.float16: 5e-2, torch.bfloat16: 3e-1}
-"""Largest difference of two logits that passes as rounding, in their standard deviations."""
+"""Largest difference of two logits due to rounding, in their standard deviations."""
 _MOST_KL = 1e-2
 _QUESTION = "\n\nWhat does the text above describe?"
 
 
 @dataclass(frozen=True, slots=True)
 class CheckRow:
-    """One invariant: its name, whether it holds, and what was measured."""
+    """One invariant: its name, whether it holds, and the measurement."""
 
     name: str
     holds: bool
@@ -59,7 +59,7 @@ def verified(loaded: LoadedModel, on_unsupported: str) -> LoadedModel:
     Returns
     -------
     LoadedModel
-        The model; without reuse where an invariant fails and ``on_unsupported`` is ``"full"``.
+        The model; without reuse if an invariant fails and ``on_unsupported`` is ``"full"``.
 
     Raises
     ------
@@ -70,11 +70,10 @@ def verified(loaded: LoadedModel, on_unsupported: str) -> LoadedModel:
         return loaded
     _log.info("%s is of an unknown family: checking that its caches can be moved", loaded.name)
     try:
-        rows = check_model(loaded)
-        wrong = "; ".join(f"{r.name}: {r.detail}" for r in rows if not r.holds)
+        wrong = "; ".join(f"{r.name}: {r.detail}" for r in check_model(loaded) if not r.holds)
     except ModelInUseError:  # not the model's fault
         raise
-    except Exception as error:  # an unknown model may raise anything
+    except Exception as error:  # an unknown model can raise anything
         if is_out_of_memory(error):
             raise
         wrong = f"{type(error).__name__}: {error}"
@@ -116,14 +115,13 @@ def check_model(loaded: LoadedModel) -> list[CheckRow]:
             ]
         ids = np.asarray(loaded.tokenizer("\n\n".join(chunks))["input_ids"], dtype=np.int32)
         kl = max(rounding_kl(loaded, some) for some in (ids, ids[:INT4_ROWS]))  # a pass and a step
-    return rows + [_products(kl)] * bool(kl)
+    return [*rows, _products(kl)] if kl else rows
 
 
 def pipeline_over(loaded: ReusableModel, chunks: Sequence[str]) -> Pipeline:
-    """Encode chunks in memory; return what runs prompts over them, and keeps nothing of these."""
+    """Encode chunks in memory; return a pipeline over them that keeps no history."""
     lock = lock_of(loaded.model)
-    passes = PassesBesideRequests(loaded)
-    corpus = Corpus(loaded, open_store(MEMORY, device=loaded.device), passes)
+    corpus = Corpus(loaded, open_store(MEMORY, device=loaded.device), PassesBesideRequests(loaded))
     encode(corpus, chunks, corpus.sinks.configured(ReuseConfig()))
     return Pipeline(loaded, lock.shared(RequestQueue), Planner(corpus, _no_auxiliary))
 
@@ -141,7 +139,7 @@ class _Check:
         return self._pipeline.prefill(request)
 
     def _prompt(self, chunks: Sequence[str]) -> str:
-        """Return a prompt that begins with the sink, as a string: every tokenizer takes it."""
+        """Return a prompt that begins with the sink, as a string, which every tokenizer accepts."""
         return chat_head(self._loaded.tokenizer) + "\n\n".join(chunks) + _QUESTION
 
     def same_as_full(self, name: str, chunks: Sequence[str], ratio: float) -> CheckRow:
@@ -168,7 +166,7 @@ def _no_auxiliary(config: ReuseConfig) -> Auxiliary:
 
 
 def _chunk_words(loaded: LoadedModel, words: Sequence[str]) -> int:
-    """Return a chunk's length in words: three of them, and some more text, fit the model."""
+    """Return a chunk's length in words, so that four chunks fit the model."""
     size, limit = 90, loaded.positions or 1 << 30
     while size > 5 and len(loaded.tokenizer(" ".join(words[: 4 * size]))["input_ids"]) > limit:
         size //= 2
@@ -176,7 +174,7 @@ def _chunk_words(loaded: LoadedModel, words: Sequence[str]) -> int:
 
 
 def _moving(loaded: ReusableModel) -> CheckRow:
-    """Keys computed at one place and moved are the keys computed at the other."""
+    """Keys computed at one position and moved equal the keys computed at the other."""
     probe = KeyProbe(loaded.model)
     kinds = enumerate(loaded.architecture.rope_kinds)
     worst = max(probe.distance(layer, kind, loaded.rotary) for layer, kind in kinds)
@@ -185,12 +183,12 @@ def _moving(loaded: ReusableModel) -> CheckRow:
 
 
 def _products(kl: float) -> CheckRow:
-    """Products with quantised weights are nearly float32's."""
+    """Products with quantised weights are close to float32 products."""
     return CheckRow("quantised products = float32 products", kl < _MOST_KL, f"KL {kl:.1e}")
 
 
 def _rotation(loaded: ReusableModel) -> CheckRow:
-    """Un-rotating and rotating again changes nothing but rounding."""
+    """Rotating and un-rotating gives the same keys up to rounding."""
     worst = 0.0
     for kind in set(loaded.architecture.rope_kinds):
         table = loaded.rotary.at(kind, torch.arange(64, device=loaded.device))

@@ -35,23 +35,23 @@ _PAGE = """<!doctype html>
 """
 _MEANING = {
     "sink": "the head that all prompts share",
-    "reused": "kept as cached with its chunk",
-    "recomputed": "cached, and computed again here",
+    "reused": "from the chunk's stored entry",
+    "recomputed": "cached, and recomputed for this prompt",
     "fresh": "not cached: the query, and the text between chunks",
-    "exact": "computed by former prompts, as a full prefill does",
-    "repaired": "recomputed by former prompts",
-    "version": "kept as it was behind other chunks",
+    "exact": "from an earlier prompt, equal to a full prefill's",
+    "repaired": "from an earlier prompt, which recomputed it",
+    "version": "computed earlier behind other chunks",
 }
 _EXACT = (
-    "It stands right behind the sink, as when it was encoded. Its cached rows are those of a full "
-    "prefill, so none of it is recomputed: the whole ratio goes to the chunks behind it."
+    "It is directly behind the sink, as when it was encoded. Its cached rows equal a full "
+    "prefill's, so the whole ratio is spent on the chunks behind it."
 )
 _RARE = ("exact", "repaired", "version")
-"""Origins that the legend has only where the prompt has them."""
+"""Origins that the legend omits if the prompt has no such token."""
 _STEPS = ("wait", "find", "load", "splice", "select", "recompute", "first_token")
-"""Steps that the style sheet has a colour for."""
+"""Steps with a colour in the style sheet."""
 _SEEN, _LABELLED = 0.002, 0.15
-"""Shares of the time from which a step has a place, and a label, in the bar."""
+"""Least shares of the time for a segment of the bar, and for its label."""
 
 
 def page(
@@ -62,27 +62,27 @@ def page(
     answer: str = "",
     full_prefill_s: float | None = None,
 ) -> str:
-    """Return a page that shows the prompt, each token marked by where it came from.
+    """Return an HTML page of the prompt, with each token's origin.
 
-    One file without scripts that refers to nothing outside; write it as UTF-8.
+    The page has no scripts and no external resources. Write it as UTF-8.
 
     Parameters
     ----------
     question, model, answer
-        A heading; omitted where empty.
+        Shown at the top; omitted if empty.
     full_prefill_s
-        Seconds that a full prefill of the prompt took on the same machine, such as
-        ``kv.prefill(prompt, method="full").report.ttft_s``; it stands beside the report's own.
+        Seconds of a full prefill of the prompt on the same machine, such as
+        ``kv.prefill(prompt, method="full").report.ttft_s``, for comparison.
 
     Raises
     ------
     ConfigError
-        The report has no trace: it was not made by an engine.
+        The report has no trace: it does not come from an engine.
     """
     if (trace := report.trace) is None:
         raise ConfigError(
-            "this report has no trace of its prompt: give the report that the engine returned, not "
-            "one made again from its dictionary"
+            "this report has no trace of its prompt: give the engine's report, not a copy from "
+            "from_dict()"
         )
     name = question or f"A prompt of {count(report.tokens.prompt, 'token')}"
     blocks = [
@@ -157,7 +157,7 @@ def _notes(report: ReuseReport) -> str:
 
 
 def _exact_chunks(report: ReuseReport) -> bool:
-    """Whether the first chunk's rows are kept as they are, for being exact."""
+    """Whether the first chunk's rows are exact and therefore not recomputed."""
     first = next(iter(report.chunks), None)
     if first is None or first.source != "entry" or first.recomputed:
         return False
@@ -190,7 +190,7 @@ def _times(report: ReuseReport, full_prefill_s: float | None) -> str:
 
 
 def _full_prefill(report: ReuseReport, took: float | None, longest: float) -> str:
-    """What computing the whole prompt took, beside the report's own time."""
+    """The time of a full prefill, next to the report's."""
     if took is None:
         return ""
     times = f"{took / max(report.ttft_s, 1e-9):.1f}"
@@ -216,18 +216,18 @@ def _legend(report: ReuseReport, trace: Trace) -> str:
             f"<small>{percent(number / report.tokens.prompt)}<br>{_MEANING[name]}</small></li>"
         )
     return (
-        "<section><h2>Where the tokens came from</h2>\n"
+        "<section><h2>Origin of the tokens</h2>\n"
         f'<div class="stack origins" aria-hidden="true">{"".join(bar)}</div>\n'
         f'<ul class="keys legend">{"".join(rows)}</ul>\n{_scale(report, trace)}</section>'
     )
 
 
 def _scale(report: ReuseReport, trace: Trace) -> str:
-    """Say what the bars under the tokens are, if there are any."""
+    """The key to the bars under scored tokens."""
     if not trace.scored:
         return ""
     what = (
-        "the attention that the query pays it"
+        "the query's attention to it"
         if trace.attention
         else f"the score that {safe(report.method)} gave it"
     )

@@ -16,30 +16,30 @@ ORIGINS = ("sink", "reused", "recomputed", "fresh", "exact", "repaired", "versio
 """Names of the numbers in ``ReuseReport.positions``."""
 
 SHOWN = (0, 4, 5, 1, 6, 2, 3)
-"""The origins by how much of a token was computed."""
+"""The origins, ordered by the computation that a token needed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Some of a prompt's tokens, and what was done with them.
+    """A run of the prompt's tokens: the sink, a chunk, or text between chunks.
 
     Attributes
     ----------
     title
-        What it is, such as ``Chunk 2``.
+        Its name, such as ``Chunk 2``.
     start, end
-        Its tokens.
+        Its token positions.
     counts
-        Its tokens by origin, in the order of :data:`ORIGINS`.
+        The number of its tokens by origin, in the order of :data:`ORIGINS`.
     text
         The chunk's text; empty outside chunks.
     score
-        Of a chunk whose tokens were scored: its share of the query's attention to cached
-        tokens, or, where scores are no attention, its tokens' mean score.
+        A scored chunk's share of the query's attention to cached tokens, or its mean score if
+        scores are not attention.
     rank
-        The chunk's place by score, from 1.
+        The chunk's rank by score, from 1.
     source
-        Where a chunk's rows come from.
+        The origin of a chunk's rows.
     """
 
     title: str
@@ -59,7 +59,7 @@ class Part:
 
 
 def parts(report: ReuseReport, trace: Trace) -> list[Part]:
-    """Cut a prompt into parts that cover it, in its order, none of them empty."""
+    """Split a prompt into non-empty parts that cover it, in order."""
     origin = np.frombuffer(report.positions, dtype=np.uint8)
     scores = _chunk_scores(report, trace)
     ranks = [1 + sum(other > score for other in scores) for score in scores]
@@ -81,7 +81,7 @@ def parts(report: ReuseReport, trace: Trace) -> list[Part]:
 
 
 def _chunk_scores(report: ReuseReport, trace: Trace) -> list[float]:
-    """Return a number for each chunk, or nothing where no token was scored."""
+    """Return each chunk's score; empty if no token was scored."""
     if not trace.scored:
         return []
     scores = trace.scores.astype(np.float64)
@@ -94,17 +94,16 @@ def _chunk_scores(report: ReuseReport, trace: Trace) -> list[float]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Standing:
-    """A token's rank among all scored ones.
+    """The ranks of the scored tokens.
 
     Attributes
     ----------
     scored
         Number of tokens that were scored.
     rank
-        ``[tokens]`` int64: place by score, from 1, equal scores the same; 0 for a token
-        that was not scored.
+        ``[tokens]`` int64: rank by score, from 1, the same for equal scores; 0 without a score.
     level
-        ``[tokens]`` int64: how many of :data:`TOPS` it is within, 0 to 5.
+        ``[tokens]`` int64: the number of :data:`TOPS` that include the token, 0 to 5.
     """
 
     scored: int
@@ -113,11 +112,11 @@ class Standing:
 
 
 TOPS = (0.4, 0.2, 0.1, 0.05, 0.02)
-"""The levels: a token is among the highest 40% of all scores, the highest 20% ..."""
+"""The levels: the highest 40% of all scores, the highest 20% ..."""
 
 
 def standing(trace: Trace) -> Standing:
-    """Rank the tokens by score. Where all are equal every level is 0."""
+    """Rank the tokens by score. If all scores are equal, every level is 0."""
     rank = np.zeros(len(trace.scores), dtype=np.int64)
     level = np.zeros(len(trace.scores), dtype=np.int64)
     where = np.flatnonzero(~np.isnan(trace.scores))

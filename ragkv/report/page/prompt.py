@@ -19,7 +19,7 @@ CLASSES = "srcfxvw"
 
 
 def prompt(report: ReuseReport, trace: Trace) -> str:
-    """Return the prompt's parts in order; the marks' characters are the prompt's."""
+    """Return the prompt's parts in order."""
     pieces = trace.pieces()
     marks = _marks(report, trace, pieces)
     out = []
@@ -44,9 +44,9 @@ def prompt(report: ReuseReport, trace: Trace) -> str:
 
 
 def _facts(part: Part, chunks: int, *, attention: bool) -> str:
-    if part.source == "former":
-        return "<span>from former prompts</span>"
-    facts = ["<span>a version in context</span>"] if part.source == "version" else []
+    if part.source == "history":
+        return "<span>from history</span>"
+    facts = ["<span>from a version</span>"] if part.source == "version" else []
     facts.append(_meter("recomputed", part.recomputed, "c"))
     if part.score is not None:
         place = f"{part.rank} of {chunks}"
@@ -67,10 +67,10 @@ def _meter(name: str, share: float, kind: str, note: str = "") -> str:
 
 
 def _marks(report: ReuseReport, trace: Trace, pieces: list[str]) -> list[str]:
-    """Return ``[tokens]`` elements; where several tokens share their characters, one for all.
+    """Return ``[tokens]`` elements; tokens that share characters have one element.
 
-    Such a one (an emoji in bytes, say) is marked as the token that was computed most: a
-    mark between its bytes would tear letters that join apart.
+    It has the origin of the token that was computed most. Separate elements would break
+    characters of several tokens, such as emoji, and ligatures.
     """
     stand = standing(trace)
     titles = _titles(report, trace, stand)
@@ -90,10 +90,10 @@ def _marks(report: ReuseReport, trace: Trace, pieces: list[str]) -> list[str]:
 
 
 def _groups(trace: Trace, pieces: list[str]) -> Iterator[tuple[int, int]]:
-    """Yield the first token and the end of every run of tokens that is marked as one.
+    """Yield the first token and the end of every run of tokens that has one element.
 
-    A token without characters of its own belongs to the one before it, unless it covers
-    none at all: a BOS token that is not written out.
+    A token that shares its characters with the previous one joins its run. A token that covers no
+    character, such as BOS, does not.
     """
     covers = trace.offsets[:, 1] > trace.offsets[:, 0]
     starts = [at for at, piece in enumerate(pieces) if piece or not at or not covers[at]]
@@ -101,7 +101,7 @@ def _groups(trace: Trace, pieces: list[str]) -> Iterator[tuple[int, int]]:
 
 
 def _titles(report: ReuseReport, trace: Trace, stand: Standing) -> list[str]:
-    """Say of every token its position, its origin, and its score and rank if it has one."""
+    """Return every token's position, origin and, if it has one, score and rank."""
     shares = trace.scores.astype(np.float64)
     if trace.attention:
         shares /= max(float(np.nansum(shares)), 1e-30)

@@ -1,4 +1,4 @@
-"""How the page writes numbers and texts."""
+"""Numbers and texts as the page shows them."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from ragkv.report import plural
 def safe(text: str) -> str:
     """Escape a text so that a browser shows exactly its characters.
 
-    A browser would read a bare carriage return as a line feed. A null character cannot
-    stand in a page; its picture stands for it.
+    Browsers read a bare carriage return as a line feed, so it is escaped. HTML has no null
+    character; U+2400 replaces it.
     """
     return escape(text).replace("\r", "&#13;").replace("\0", "\u2400")
 
@@ -25,7 +25,7 @@ def seconds(value: float) -> str:
 
 
 def percent(share: float, digits: int = 2) -> str:
-    """``57%``, ``5.7%``, ``0.57%``; with fewer digits behind the point at most ``digits``."""
+    """``57%``, ``5.7%``, ``0.57%``; at most ``digits`` decimals."""
     value = 100 * share
     if 0 < value < 0.5 * 10**-digits:
         return f"<{10**-digits:g}%"

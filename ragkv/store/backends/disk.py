@@ -1,4 +1,4 @@
-"""A folder: diskcache as the index, one file for each large value.
+"""A folder: SQLite as the index, one file for each large value.
 
 ``index/`` has a row for every key (:mod:`ragkv.store.backends.index`), ``kv/ab/`` the files, and
 ``reserve`` the room that the index needs for deletions on a full disk.

@@ -1,7 +1,6 @@
-"""The index of a folder: rows of bytes in diskcache, nothing pickled.
+"""The index of a folder: an SQLite table of keys and bytes.
 
-Writes use diskcache's transactions. Reads use a connection of their own, which takes microseconds,
-reads ranges of keys, and works on a read-only folder.
+Each transaction opens a connection of its own. Reads share one, which works on a read-only folder.
 """
 
 from __future__ import annotations
@@ -9,13 +8,10 @@ from __future__ import annotations
 import os
 import sqlite3
 import threading
-import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
-
-import diskcache
 
 from ragkv.errors import StoreError, StoreFullError
 from ragkv.store.backends.backend import Key, is_key
@@ -27,102 +23,68 @@ LOCK_TIMEOUT_S = 60.0
 _DATABASE = "cache.db"
 _creating = threading.Lock()
 _DAMAGE = (sqlite3.Error, UnicodeError)  # UnicodeError: SQLite quotes from a damaged file
-_RAW = diskcache.core.MODE_RAW
-_SETTINGS = {
-    "eviction_policy": "none",
-    "size_limit": 1 << 62,
-    "cull_limit": 0,
-    "statistics": 0,
-    "tag_index": 0,
-    "disk_min_file_size": 1 << 62,  # every value inside the database
-    # A rollback journal, unlike a write-ahead log, can be read from a read-only folder while
-    # another machine writes. FULL: acknowledged writes survive a loss of power. No memory map: a
-    # truncated database is an error, not a crash.
-    "sqlite_journal_mode": "truncate",
-    "sqlite_synchronous": 2,
-    "sqlite_mmap_size": 0,
-}
-# mode 1 is diskcache's MODE_RAW; other rows are ignored
-_OURS = "FROM Cache WHERE raw = 1 AND mode = 1 AND filename IS NULL AND typeof(value) = 'blob'"
+# A rollback journal, unlike a write-ahead log, can be read from a read-only folder while another
+# machine writes. FULL: acknowledged writes survive a loss of power. No memory map: a truncated
+# database is an error, not a crash.
+_SETTINGS = (
+    "PRAGMA journal_mode = TRUNCATE",
+    "PRAGMA synchronous = FULL",
+    "PRAGMA mmap_size = 0",
+)
+_OURS = "FROM Cache WHERE typeof(value) = 'blob'"
 _GET = f"SELECT value {_OURS} AND key = ?"
 _GET_MANY = f"SELECT key, value {_OURS} AND key IN"
 _PAGE = (
     f"SELECT key, substr(value, 1, ?), length(value) {_OURS} AND key > ? AND key >= ? AND key < ? "
     "AND key NOT GLOB '*[^A-Za-z0-9_./-]*' ORDER BY key LIMIT 1000"
 )
-_TABLE = "SELECT rowid, CAST(key AS BLOB), length(value) FROM Cache NOT INDEXED WHERE raw = 1"
-_BY_KEY = "Cache_key_raw"
+_TABLE = "SELECT rowid, CAST(key AS BLOB), length(value) FROM Cache NOT INDEXED"
+_BY_KEY = "Cache_key"
 """The database's index of keys, which can be damaged when the table is not, or the reverse."""
 
-
-class BytesDisk(diskcache.Disk):  # type: ignore[misc]  # diskcache has no annotations
-    """Reads and writes text keys and bytes values; refuses pickled ones."""
-
-    def put(self, key: object) -> tuple[str, bool]:
-        """Return the database's key, and whether it is stored without pickling."""
-        if type(key) is not str:
-            raise StoreError(f"index keys are text, not {type(key).__name__}")
-        return key, True
-
-    def get(self, key: object, raw: object) -> str:
-        """Return the key of a database key."""
-        if raw != 1 or type(key) is not str:
-            raise StoreError("refused to read a pickled key from the index")
-        return key
-
-    def store(self, value: object, read: object, key: object = None) -> tuple[Any, ...]:  # noqa: ARG002
-        """Return size, mode, file name and value of the row to write."""
-        if read or type(value) is not bytes:
-            raise StoreError(f"index values are bytes, not {type(value).__name__}")
-        return 0, _RAW, None, value
-
-    def fetch(self, mode: object, filename: object, value: object, read: object) -> bytes:
-        """Return a row's value."""
-        if mode != _RAW or filename is not None or type(value) is not bytes or read:
-            raise StoreError("refused to read a pickled or foreign row from the index")
-        return value
-
-    def remove(self, file_path: str) -> None:
-        """Remove nothing: no row of ours has a file, and a planted row could name any file."""
+_CREATE_TABLE = (
+    "CREATE TABLE IF NOT EXISTS Cache (rowid INTEGER PRIMARY KEY, key TEXT NOT NULL, value BLOB)"
+)
+_CREATE_INDEX = f"CREATE UNIQUE INDEX IF NOT EXISTS {_BY_KEY} ON Cache (key)"
 
 
 class IndexRows:
     """The rows in one write transaction."""
 
-    def __init__(self, cache: Any) -> None:
-        self._cache = cache
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._run = connection.execute
 
     def get(self, key: str) -> bytes | None:
         """Return a row's value; None if there is none, or it is foreign."""
-        try:
-            value: bytes | None = self._cache.get(key)
-        except StoreError:
-            return None
-        return value
+        row: tuple[bytes] | None = self._run(_GET, (key,)).fetchone()
+        return None if row is None else row[0]
 
     def set(self, key: str, value: bytes) -> None:
         """Write a row."""
-        self._cache.set(key, value)
+        self._run(
+            "INSERT INTO Cache (key, value) VALUES (?, ?) "
+            "ON CONFLICT (key) DO UPDATE SET value = excluded.value",
+            (key, value),
+        )
 
     def delete(self, key: str) -> None:
         """Remove a row if it is there."""
-        self._cache.delete(key)
+        self._run("DELETE FROM Cache WHERE key = ?", (key,))
 
     def rebuild(self, own: Sequence[str]) -> list[object]:
         """Rebuild the database's index from its table, with the newest row of each key.
 
         Return the values of removed rows: older ones, and those with damaged keys not in ``own``.
         """
-        run = self._cache._sql  # noqa: SLF001  diskcache has no public SQL inside a transaction
-        run(f"DROP INDEX IF EXISTS {_BY_KEY}")
+        self._run(f"DROP INDEX IF EXISTS {_BY_KEY}")
         kept, gone = set[str](), list[object]()
-        for row, key, _ in run(f"{_TABLE} ORDER BY rowid DESC").fetchall():
+        for row, key, _ in self._run(f"{_TABLE} ORDER BY rowid DESC").fetchall():
             name = _name_of(key)
             if name in kept or not (is_key(name) or name in own):
-                gone += run("SELECT value FROM Cache WHERE rowid = ?", (row,)).fetchone()
-                run("DELETE FROM Cache WHERE rowid = ?", (row,))
+                gone += self._run("SELECT value FROM Cache WHERE rowid = ?", (row,)).fetchone()
+                self._run("DELETE FROM Cache WHERE rowid = ?", (row,))
             kept.add(name)
-        run(f"CREATE UNIQUE INDEX {_BY_KEY} ON Cache (key, raw)")
+        self._run(_CREATE_INDEX)
         return gone
 
 
@@ -158,9 +120,6 @@ class Index:
         self._read_lock = threading.Lock()
         self._connection: sqlite3.Connection | None = None
         self._connected_to = (0, 0, 0)  # the process, and the file's device and number
-        self._cache: Any = None  # opened by the first transaction: it takes many syncs
-        if os.path.expandvars(folder) != str(folder):
-            raise StoreError(f"diskcache would expand the variables in {folder}: rename it")
         if not read_only:
             with store_errors(folder):
                 make_private_folder(folder)
@@ -211,42 +170,29 @@ class Index:
         with self._write_lock:
             if self._closed:
                 raise StoreError(f"the store at {self._file.parent} is closed")
-            if self._cache is None or not self._file.exists():
-                self._cache = self._open()
+            folder = self._file.parent
+            with store_errors(folder):
+                make_private_folder(folder)
+                _create(self._file)
             try:
-                with self._cache.transact():
-                    yield IndexRows(self._cache)
-            except (diskcache.Timeout, *_DAMAGE) as error:
+                with closing(self._connect("rw")) as connection:
+                    for setting in _SETTINGS:
+                        connection.execute(setting)
+                    if connection.execute("PRAGMA auto_vacuum").fetchone() != (1,):
+                        connection.execute("PRAGMA auto_vacuum = FULL")  # this writes
+                    connection.execute("BEGIN IMMEDIATE")
+                    connection.execute(_CREATE_TABLE)
+                    connection.execute(_CREATE_INDEX)
+                    yield IndexRows(connection)
+                    connection.execute("COMMIT")  # else closing rolls back
+            except _DAMAGE as error:
                 raise self._error(error) from error
-            finally:
-                # diskcache keeps a connection for each thread, with an open transaction after
-                # a failed commit; closing ends both.
-                self._cache.close()
 
     def close(self) -> None:
         """Close the connections; using the index afterwards raises StoreError."""
         self._closed = True
         with self._write_lock, self._read_lock:
-            if self._cache is not None:
-                self._cache.close()
             self._disconnect()
-
-    def _open(self) -> Any:
-        folder = self._file.parent
-        with store_errors(folder):
-            make_private_folder(folder)
-            _create(self._file)
-        try:
-            cache = _open_cache(folder)
-            cache.close()
-        except (diskcache.Timeout, *_DAMAGE) as error:
-            raise self._error(error) from error
-        except Exception as error:  # diskcache does not check the settings in the database
-            raise StoreError(
-                f"{self._file} is no index of ragkv's ({error!r}): remove the folder "
-                f"{folder.parent} and precompute again"
-            ) from error
-        return cache
 
     def _query(self, statement: str, *arguments: str | int) -> list[tuple[Any, ...]]:
         with self._read_lock:
@@ -274,15 +220,18 @@ class Index:
             self._disconnect()
             # the next writer rolls back a crashed writer's transaction
             mode = "ro" if self._read_only else "rw"
-            self._connection = sqlite3.connect(
-                f"{self._file.absolute().as_uri()}?mode={mode}",
-                uri=True,
-                timeout=LOCK_TIMEOUT_S,
-                isolation_level=None,
-                check_same_thread=False,
-            )
+            self._connection = self._connect(mode)
             self._connected_to = to
         return self._connection
+
+    def _connect(self, mode: str) -> sqlite3.Connection:
+        return sqlite3.connect(
+            f"{self._file.absolute().as_uri()}?mode={mode}",
+            uri=True,
+            timeout=LOCK_TIMEOUT_S,
+            isolation_level=None,
+            check_same_thread=False,
+        )
 
     def _disconnect(self) -> None:
         if self._connection is not None and self._connected_to[0] == os.getpid():
@@ -292,7 +241,7 @@ class Index:
     def _error(self, error: BaseException) -> StoreError:
         if _code_of(error) == sqlite3.SQLITE_FULL:
             return StoreFullError(f"no room left for {self._file}")
-        if isinstance(error, diskcache.Timeout) or _code_of(error) == sqlite3.SQLITE_BUSY:
+        if _code_of(error) == sqlite3.SQLITE_BUSY:
             return StoreError(f"{self._file} stayed locked by another process")
         return StoreError(
             f"cannot use {self._file}: {error}. Open the store read_only if it is not "
@@ -303,18 +252,6 @@ class Index:
 
 def _name_of(key: bytes | None) -> str:
     return (key or b"").decode("latin-1")
-
-
-def _open_cache(folder: Path) -> Any:
-    """Return diskcache's cache of a folder; its constructor does not always wait for a lock."""
-    deadline = time.monotonic() + LOCK_TIMEOUT_S
-    while True:
-        try:
-            return diskcache.Cache(str(folder), LOCK_TIMEOUT_S, BytesDisk, **_SETTINGS)
-        except sqlite3.OperationalError as error:
-            if _code_of(error) != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
-                raise
-        time.sleep(0.001)
 
 
 def _create(file: Path) -> None:

@@ -14,10 +14,11 @@ import ragkv_kernels
 import tiny
 import torch
 from pairwise import all_pairs
-from tiny import some_chunks, tiny_model, tiny_tokenizer
+from tiny import ask, some_chunks, tiny_model, tiny_tokenizer
 
 from ragkv import RagKV
 from ragkv.config import CODECS, ReuseConfig, StoreConfig
+from ragkv.decode import batch
 from ragkv.engine.check.verify import check_model
 from ragkv.errors import StoreError, UnsupportedModelError
 from ragkv.report.page.page import page
@@ -263,3 +264,35 @@ def test_a_model_on_two_devices_is_refused() -> None:
     model.model.layers[1].to(DEVICE)
     with pytest.raises(UnsupportedModelError, match=f"weights on cpu and {DEVICE}:0"):
         RagKV(model, tiny_tokenizer(), store=":memory:")
+
+
+@pytest.mark.parametrize(
+    ("family", "method", "drafts"),
+    [("llama", "query", False), ("llama", "full", True), ("gemma3", "query", True)],
+)
+def test_an_ordinary_step_between_layers_is_no_part_of_the_prompts_pass(
+    make_engine: Make, monkeypatch: pytest.MonkeyPatch, family: str, method: str, *, drafts: bool
+) -> None:
+    monkeypatch.setattr(batch, "MAX_WAIT_S", 0)
+    kv = make_engine(family, device=DEVICE, store=StoreConfig(":memory:", history_bytes=0))
+    kv.loaded.model.generation_config.eos_token_id = None
+    chunks = some_chunks(2)
+    prompts = [ask(chunks[at:] + chunks[:at], f"\n\nQuestion {at}?") for at in range(2)]
+    kv.precompute(chunks)
+    settings = {"max_new_tokens": 30, "drafts": drafts, "method": "full"}
+    alone = kv.generate(prompts[0], **settings).token_ids
+    expected = kv.prefill(prompts[1], method=method).logits
+    compute, during = batch._compute, list[int]()
+
+    def counting(*given: object) -> object:
+        during.append(kv.status().running)
+        return compute(*given)
+
+    monkeypatch.setattr(batch, "_compute", counting)
+    with kv.stream(prompts[0], **settings) as stream:
+        next(stream)
+        found = kv.prefill(prompts[1], method=method).logits
+        list(stream)
+    assert during.count(2) >= 3
+    torch.testing.assert_close(found.cpu(), expected.cpu(), atol=1e-5, rtol=1e-5)
+    assert stream.completion.token_ids == alone

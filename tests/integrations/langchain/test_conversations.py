@@ -57,4 +57,4 @@ def test_every_turn_reuses_what_it_retrieved(make_engine, streaming):
         history += [HumanMessage(question), AIMessage(answer)]
         reused = {use.text for use in llm.last_report.chunks if use.reused}
         assert reused == {some_chunks(3)[len(history) // 2 - 1]}
-    assert "earlier answers were computed anew" in " ".join(llm.last_report.warnings)
+    assert "earlier answers were recomputed" in " ".join(llm.last_report.warnings)

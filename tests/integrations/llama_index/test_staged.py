@@ -53,17 +53,16 @@ def test_a_query_engine_over_an_index(asynchronous, llm, kv):
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_the_next_answer_accounts_for_the_last_stage_alone(asynchronous, llm, kv):
     found = [NodeWithScore(node=node, score=1.0) for node in NODES[1:3]]
-    named = kv._reuse.background
 
     def stages(query):
         assert query == QUESTION
         yield [(NODES[0], 0.5)]
         kv.wait()
-        assert len(named.named) == 1
+        assert len(kv._named.missing) == 1
         yield found
 
     assert retrieved(RagKVStagedRetriever(stages, llm), asynchronous) == found
     kv.wait()
-    assert len(named.named) == 3
+    assert len(kv._named.missing) == 3
     llm.complete("Another question.")
     assert [miss.reason for miss in llm.last_report.misses] == ["left_out"] * 2

@@ -296,7 +296,7 @@ def test_an_engine_s_calls_for_one_revision_add_up(make_engine: Callable[..., Ra
     assert kv.precompute(chunks[4:], document="book", revision="2").removed == 0
     assert [kv.contains(text) for text in chunks] == [True, False, False, False, True]
     for wrong in ({"revision": "1"}, {"document": "book", "revision": 1}):
-        with pytest.raises(ConfigError, match="revision is a string"):
+        with pytest.raises(ConfigError, match="revision must be a string"):
             kv.precompute(chunks, **wrong)
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from disk_store import DiskStore, tiered
+from served import until
 from store_entries import FINGERPRINT, file_of, make_entry, same, without_syncs  # noqa: F401
 from threads import each_in_a_thread
 
@@ -148,7 +149,8 @@ def in_threads(store: TieredStore, slow: SlowBackend, count: int) -> list[object
     for thread in threads:
         thread.start()
     assert slow.entered.wait(10)
-    time.sleep(0.05)
+    (loading,) = store._loading.values()
+    until(lambda: len(loading._condition._waiters) == count - 1)
     slow.go_on.set()
     for thread in threads:
         thread.join()

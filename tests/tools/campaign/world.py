@@ -16,7 +16,7 @@ from tiny import some_chunks, tiny_model, tiny_tokenizer
 from ragkv import RagKV, ReuseConfig
 from ragkv.chunk.sinks import Sink
 from ragkv.config import StoreConfig
-from ragkv.history import kept
+from ragkv.history import versions
 from ragkv.history.node import PrefixMatch
 from ragkv.model.load import load_model
 from ragkv.model.loaded import LoadedModel
@@ -25,7 +25,7 @@ from ragkv.store.types import Found
 
 *TEXTS, NEIGHBOUR = some_chunks(9, words=30)
 """The chunks of the prompts, and one that all of them are encoded behind, too, as versions."""
-PLACED = (kept, "NO_CONTEXT", inf)
+PLACED = (versions, "NO_CONTEXT", inf)
 """What is set so that such a version is placed whatever stands before the chunk."""
 PROMPTS = ((0, 1, 2), (3, 2, 1), (4, 0, 5), (6, 7, 3), (5, 4, 6), (7, 1, 0))  # few: see _right
 RATIOS = (0.0, 0.3, 1.0)

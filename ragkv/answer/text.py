@@ -8,13 +8,12 @@ from dataclasses import replace
 
 from transformers import PreTrainedTokenizerBase
 
-from ragkv.answer.completion import Completion
+from ragkv.answer.completion import Completion, FinishReason, TokenLogprobs
+from ragkv.answer.pieces import TextPieces
 from ragkv.answer.spelling import spelled_logprobs
 from ragkv.config import DECODE_SETTINGS, DecodeConfig
 from ragkv.config.decode import SchemaOrCall
 from ragkv.config.schema import DOCUMENT
-from ragkv.decode.generate import Drawn
-from ragkv.decode.text import TextPieces
 from ragkv.errors import ConfigError, CutOffError
 from ragkv.prompt.chat import Chat
 from ragkv.prompt.render import Prompt
@@ -127,8 +126,15 @@ class AnswerText:
         is_missing = cut_off and isinstance(call, InvalidToolCall) and call.error == MISSING
         return bool(call.name) and not is_missing and self._may_call(call.name)
 
-    def completion(self, drawn: Drawn, report: ReuseReport, schema: object) -> Completion:
-        """Return the finished answer; its report and its last call say if it was cut off.
+    def completion(
+        self,
+        token_ids: list[int],
+        report: ReuseReport,
+        finish_reason: FinishReason,
+        logprobs: tuple[TokenLogprobs, ...] = (),
+        schema: object = None,
+    ) -> Completion:
+        """Return the finished answer; its report and its last call state whether it was cut off.
 
         Parameters
         ----------
@@ -136,7 +142,7 @@ class AnswerText:
             The JSON schema of the answer; None for free text.
         """
         invalid = self.invalid_tool_calls
-        if drawn.finish_reason == "length" and not self._is_whole(schema):
+        if finish_reason == "length" and not self._is_whole(schema):
             error = str(CutOffError(report.decode.tokens))
             if not _logged:
                 _logged.append(error)
@@ -145,13 +151,13 @@ class AnswerText:
             invalid = last_with(invalid, error)
         return Completion(
             text=self.text,
-            token_ids=drawn.token_ids,
+            token_ids=token_ids,
             report=report,
-            finish_reason=drawn.finish_reason,
-            logprobs=drawn.logprobs,
+            finish_reason=finish_reason,
+            logprobs=logprobs,
             tool_calls=self.tool_calls,
             invalid_tool_calls=invalid,
-            text_logprobs=spelled_logprobs(self._tokenizer, drawn.logprobs),
+            text_logprobs=spelled_logprobs(self._tokenizer, logprobs),
         )
 
     def _is_whole(self, schema: object) -> bool:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from ragkv.history.kept import ChunkVersions
+from ragkv.history.versions import ChunkVersions
 from ragkv.model.fingerprint import Fingerprint
 from ragkv.store.version import Version
 
@@ -132,7 +132,7 @@ def test_the_least_worth_goes() -> None:
 def test_what_a_store_was_asked_about_is_known_until_too_many_others_were(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("ragkv.history.kept.MOST_CHUNKS", 2)
+    monkeypatch.setattr("ragkv.history.versions.MOST_CHUNKS", 2)
     kept, trained = ChunkVersions(), MODEL.with_sink([1])
     assert kept.of("A", MODEL) is None
     assert kept.of("A", MODEL) == []
