@@ -14,6 +14,14 @@ from ragkv.config.schema import check_schema, resolved
 from ragkv.errors import ConfigError
 
 N = {"type": "integer"}
+NAMED = {"type": "object", "properties": {"a": N}}
+CLOSED = {"type": "object", "unevaluatedProperties": False}
+
+
+def node(name: str, **own: Any) -> dict[str, Any]:
+    return {"properties": {"kids": {"items": {"$ref": f"#/$defs/{name}"}}, **own}}
+
+
 LEFT_OUT: dict[str, tuple[dict[str, Any], list[Any], list[Any]]] = {
     "format 'path'": ({"type": "string", "format": "path"}, ["/a", ""], [1]),
     "format 'password'": ({"type": "string", "format": "password", "writeOnly": True}, ["a"], [1]),
@@ -23,6 +31,11 @@ LEFT_OUT: dict[str, tuple[dict[str, Any], list[Any], list[Any]]] = {
     "not": ({"type": "integer", "not": {"const": 3}}, [4], ["a"]),
     "if": ({"type": "integer", "if": {"minimum": 3}, "then": {"multipleOf": 2}}, [4, 1], ["a"]),
     "oneOf": ({"oneOf": [N, {"type": "number", "minimum": 2}]}, [1, 2.5], ["a"]),
+    "oneOf, before unevaluatedProperties": (
+        {"oneOf": [{**NAMED, "required": ["a"]}, {"properties": {"b": N}}], **CLOSED},
+        [{"b": 1}],
+        [{"b": "c"}, {"z": 1}],
+    ),
     "propertyNames": (
         {"type": "object", "propertyNames": {"not": {"const": "a"}}, "additionalProperties": N},
         [{"b": 1}],
@@ -61,11 +74,8 @@ LEFT_OUT: dict[str, tuple[dict[str, Any], list[Any], list[Any]]] = {
         {
             "$ref": "#/$defs/Node",
             "$defs": {
-                "Base": {"properties": {"kids": {"items": {"$ref": "#/$defs/Base"}}, "n": N}},
-                "Node": {
-                    "allOf": [{"$ref": "#/$defs/Base"}],
-                    "properties": {"kids": {"items": {"$ref": "#/$defs/Node"}}, "m": N},
-                },
+                "Base": node("Base", n=N),
+                "Node": {"allOf": [{"$ref": "#/$defs/Base"}], **node("Node", m=N)},
             },
         },
         [{"kids": [{"n": 2, "m": 1}], "n": 1}],
@@ -177,10 +187,6 @@ def test_an_object_with_two_large_unions(keyword: str, other: str, constant: Any
     assert writes(grammar, {"q": 1, "a": constant(24), other.format(7): constant(7)})
     assert not writes(grammar, {"q": 1, "a": constant(25), other.format(7): constant(7)})
     assert not writes(grammar, {"q": 1, "a": constant(24)})
-
-
-def node(name: str, **own: Any) -> dict[str, Any]:
-    return {"properties": {"kids": {"items": {"$ref": f"#/$defs/{name}"}}, **own}}
 
 
 def test_a_recursive_class_whose_base_is_open():
