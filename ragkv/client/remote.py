@@ -24,7 +24,7 @@ from ragkv.retrieve.named import NamedChunks
 from ragkv.retrieve.route import HEADER, route_of
 
 KEY_VARIABLE = "RAGKV_API_KEY"
-"""Environment variable of the default key."""
+"""Environment variable with the default key."""
 
 TIMEOUT_S = 600.0
 """Default time limit of a request, in seconds."""
@@ -34,18 +34,17 @@ _BATCH_CHUNKS, _BATCH_CHARS = 512, 1 << 20
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0
 _LOCAL = {
     "tokenizer": "count with tokenize(text)",
-    "model": "load the model here with RagKV(...)",
     "loaded": "load the model here with RagKV(...)",
-    "render": "the server has the chat template: give generate(...) the messages themselves, or "
-    "RagKVLLM a messages_to_prompt of your own",
+    "render": "the server has the chat template: give the messages to generate(...), or a "
+    "messages_to_prompt to RagKVLLM",
     "prefill": "call generate(...), or load the model here with RagKV(...)",
-    "turn": "the server orders its requests itself",
+    "turn": "the server schedules its requests",
 }
 """Members of a local engine, and their replacements."""
 
 
 class RemoteRagKV:
-    """A ragkv server over HTTP; it takes a local engine's place in the wrappers.
+    """A ragkv server over HTTP; it replaces a local engine in the wrappers.
 
     Threads and tasks can share one. The model, the store, the sink and all settings that are not
     given here are the server's.
@@ -177,7 +176,7 @@ class RemoteRagKV:
         return bool(self._send("get", _CHUNKS, params=params)["text_known"])
 
     def forget(self, text: str | None = None, *, document: str | None = None) -> int:
-        """Delete a chunk or a document's own chunks; return how many."""
+        """Delete a chunk or a document's own chunks; return their number."""
         body = _given(text=text, document=document)
         if len(body) != 1:
             raise ConfigError("forget takes either a chunk's text or document=...")
@@ -186,7 +185,7 @@ class RemoteRagKV:
     def prefetch(
         self, texts: Sequence[str], *, for_next_answer: bool = True, **overrides: Any
     ) -> None:
-        """Name retrieved chunks; the server starts loading them.
+        """Name retrieved chunks; the server loads them in the background.
 
         The next answer's report accounts for each, unless ``for_next_answer`` is False.
         """
@@ -197,10 +196,10 @@ class RemoteRagKV:
             self._named.add(text.strip() for text in chunks)
 
     def wait(self) -> None:
-        """Return at once: :meth:`precompute` has waited, and the rest is the server's work."""
+        """Return immediately: :meth:`precompute` waits, and other work is the server's."""
 
     def warm_up(self) -> None:
-        """Return at once: a server is ready only after its warm-up."""
+        """Return immediately: a server is ready only after its warm-up."""
 
     # ---- answering
 
@@ -316,7 +315,7 @@ class RemoteRagKV:
         return self._connection.call(request())
 
     async def _route(self, chunks: Sequence[str]) -> dict[str, str]:
-        """Return the header by which a proxy finds the replica where these chunks are warm.
+        """Return the header by which a proxy finds the replica with these chunks in memory.
 
         It is left out if the server does not name its namespace.
         """

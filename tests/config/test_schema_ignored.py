@@ -14,6 +14,14 @@ from ragkv.config.schema import check_schema, resolved
 from ragkv.errors import ConfigError
 
 N = {"type": "integer"}
+NAMED = {"type": "object", "properties": {"a": N}}
+CLOSED = {"type": "object", "unevaluatedProperties": False}
+
+
+def node(name: str, **own: Any) -> dict[str, Any]:
+    return {"properties": {"kids": {"items": {"$ref": f"#/$defs/{name}"}}, **own}}
+
+
 LEFT_OUT: dict[str, tuple[dict[str, Any], list[Any], list[Any]]] = {
     "format 'path'": ({"type": "string", "format": "path"}, ["/a", ""], [1]),
     "format 'password'": ({"type": "string", "format": "password", "writeOnly": True}, ["a"], [1]),
@@ -23,6 +31,11 @@ LEFT_OUT: dict[str, tuple[dict[str, Any], list[Any], list[Any]]] = {
     "not": ({"type": "integer", "not": {"const": 3}}, [4], ["a"]),
     "if": ({"type": "integer", "if": {"minimum": 3}, "then": {"multipleOf": 2}}, [4, 1], ["a"]),
     "oneOf": ({"oneOf": [N, {"type": "number", "minimum": 2}]}, [1, 2.5], ["a"]),
+    "oneOf, before unevaluatedProperties": (
+        {"oneOf": [{**NAMED, "required": ["a"]}, {"properties": {"b": N}}], **CLOSED},
+        [{"b": 1}],
+        [{"b": "c"}, {"z": 1}],
+    ),
     "propertyNames": (
         {"type": "object", "propertyNames": {"not": {"const": "a"}}, "additionalProperties": N},
         [{"b": 1}],
@@ -61,11 +74,8 @@ LEFT_OUT: dict[str, tuple[dict[str, Any], list[Any], list[Any]]] = {
         {
             "$ref": "#/$defs/Node",
             "$defs": {
-                "Base": {"properties": {"kids": {"items": {"$ref": "#/$defs/Base"}}, "n": N}},
-                "Node": {
-                    "allOf": [{"$ref": "#/$defs/Base"}],
-                    "properties": {"kids": {"items": {"$ref": "#/$defs/Node"}}, "m": N},
-                },
+                "Base": node("Base", n=N),
+                "Node": {"allOf": [{"$ref": "#/$defs/Base"}], **node("Node", m=N)},
             },
         },
         [{"kids": [{"n": 2, "m": 1}], "n": 1}],
@@ -134,20 +144,16 @@ def test_what_nothing_can_satisfy(schema):
         check_schema("json_schema", schema)
 
 
-def test_a_schema_that_is_too_deep():
-    schema: dict[str, Any] = {}
+def test_a_schema_that_is_too_deep_or_too_large():
+    """The large one has 2**30 parts once its references are followed."""
+    deep: dict[str, Any] = {}
     for _ in range(400):
-        schema = {"type": "array", "items": schema}
-    with pytest.raises(ConfigError, match="cannot be followed"):
-        check_schema("json_schema", schema)
-
-
-def test_a_schema_that_is_too_large():
-    """Small as it is written, and 2**30 parts once its references are followed."""
+        deep = {"type": "array", "items": deep}
     chain = {f"a{n}": {"allOf": [{"$ref": f"#/$defs/a{n + 1}"}] * 2} for n in range(30)}
-    schema = {"$ref": "#/$defs/a0", "$defs": {**chain, "a30": {"type": "object"}}}
-    with pytest.raises(ConfigError, match="too large"):
-        check_schema("json_schema", schema)
+    large = {"$ref": "#/$defs/a0", "$defs": {**chain, "a30": {"type": "object"}}}
+    for schema, why in ((deep, "cannot be followed"), (large, "too large")):
+        with pytest.raises(ConfigError, match=why):
+            check_schema("json_schema", schema)
 
 
 @pytest.mark.parametrize("beside", [{}, {"properties": {"n": N}}])
@@ -177,10 +183,6 @@ def test_an_object_with_two_large_unions(keyword: str, other: str, constant: Any
     assert writes(grammar, {"q": 1, "a": constant(24), other.format(7): constant(7)})
     assert not writes(grammar, {"q": 1, "a": constant(25), other.format(7): constant(7)})
     assert not writes(grammar, {"q": 1, "a": constant(24)})
-
-
-def node(name: str, **own: Any) -> dict[str, Any]:
-    return {"properties": {"kids": {"items": {"$ref": f"#/$defs/{name}"}}, **own}}
 
 
 def test_a_recursive_class_whose_base_is_open():

@@ -26,7 +26,7 @@ CODE = {
     "ragkv/attend": 1222,
     "ragkv/chunk": 237,
     "ragkv/cli": 1176,
-    "ragkv/client": 592,
+    "ragkv/client": 591,
     "ragkv/config": 1148,
     "ragkv/decode": 772,
     "ragkv/engine": 2075,

@@ -352,7 +352,7 @@ def test_what_the_server_says_of_itself(connect, stub):
 
 def test_what_only_a_model_here_has_is_refused_by_name(connect):
     kv = connect()
-    for name in ("tokenizer", "model", "loaded", "prefill", "turn"):
+    for name in ("tokenizer", "loaded", "render", "prefill", "turn"):
         with pytest.raises(ConfigError, match=name):
             getattr(kv, name)
     with pytest.raises(AttributeError):

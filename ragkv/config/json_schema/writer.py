@@ -133,8 +133,12 @@ class SchemaWriter:
         else:
             found = self._read.of(given)
             written = [self._alternative(each, found, given, place) for each in found]
+        compared = written
+        if isinstance(given, Mapping) and UNEVALUATED & given.keys():  # they apply after oneOf
+            opened = {**given, **dict.fromkeys(UNEVALUATED, True)}
+            compared = [self._alternative(each, found, opened, place) for each in found]
         unions: dict[int, dict[int, list[Any]]] = {}
-        for alternative, schema in zip(found, written, strict=True):
+        for alternative, schema in zip(found, compared, strict=True):
             for (keyword, union), index in alternative.branches.items():
                 if keyword == "oneOf":
                     unions.setdefault(union, {}).setdefault(index, []).append(schema)
@@ -264,9 +268,7 @@ class SchemaWriter:
         if isinstance(items, list):  # the form before 2020-12
             items, prefix = part.get("additionalItems"), items
         if isinstance(prefix, list):
-            out["prefixItems"] = [
-                self._schema(each, place + f"[{index}]") for index, each in enumerate(prefix)
-            ]
+            out["prefixItems"] = [self._schema(p, place + f"[{n}]") for n, p in enumerate(prefix)]
         if items is not None:
             out["items"] = self._schema(items, place + "[]")
 
@@ -280,9 +282,7 @@ class SchemaWriter:
             if keyword == "patternProperties" and not _are_usable(given):
                 self._ignore(place, keyword)
                 return
-            out[keyword] = {
-                name: self._schema(each, place + f".{name}") for name, each in given.items()
-            }
+            out[keyword] = {n: self._schema(each, place + f".{n}") for n, each in given.items()}
         if "additionalProperties" in part:
             out["additionalProperties"] = self._schema(part["additionalProperties"], place + ".*")
 
@@ -313,11 +313,11 @@ def _with_names(names: Schema) -> dict[str, Any] | None:
         pattern = rf"^[\s\S]{{{least},{most}}}$"
     elif len(keywords) > 1:
         return None
-    if isinstance(pattern, str):
-        return {"patternProperties": {pattern: True}, "additionalProperties": False}
-    if all(isinstance(each, str) for each in values):
-        return {"properties": dict.fromkeys(values, True), "additionalProperties": False}
-    return None
+    by_pattern = isinstance(pattern, str)
+    keyword, allowed = ("patternProperties", [pattern]) if by_pattern else ("properties", values)
+    if not all(isinstance(each, str) for each in allowed):
+        return None
+    return {keyword: dict.fromkeys(allowed, True), "additionalProperties": False}
 
 
 def _conjunction(parts: Sequence[dict[str, Any]], *, of_object: bool) -> dict[str, Any]:

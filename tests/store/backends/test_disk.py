@@ -400,18 +400,17 @@ def test_a_file_is_written_in_one_call(store: DiskStore, monkeypatch: pytest.Mon
 
 def test_an_unusable_place_is_a_store_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("no folder")
-    with pytest.raises(StoreError):
-        DiskStore(tmp_path / "file")
-    with pytest.raises(StoreError):
-        DiskStore(tmp_path / "file" / "below")
+    for place in ("file", "file/below"):
+        with pytest.raises(StoreError):
+            DiskStore(tmp_path / place)
 
 
-def test_variables_in_a_path_are_not_expanded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_variables_in_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are not expanded."""
     monkeypatch.setenv("RAGKV_TEST", "elsewhere")
     with closing(DiskStore(tmp_path / "$RAGKV_TEST ?#%20")) as store:
         store.put(make_entry("a"), FINGERPRINT)
+        assert store.folder.is_relative_to(tmp_path / "$RAGKV_TEST ?#%20")
         assert store.contains("a", FINGERPRINT)
 
 
