@@ -1,4 +1,4 @@
-"""Checks of settings; each raises a ConfigError that names the wrong setting."""
+"""Checks of settings; each raises a ConfigError that names the invalid setting."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def check_known(
     kind
         The kind of setting in the message.
     others
-        Settings of a different kind that can be meant.
+        Settings of a different kind, for the hint.
     """
     known, others = sorted(set(known)), sorted(others)
     unknown = sorted(set(given) - set(known))
@@ -28,8 +28,8 @@ def check_known(
     near = [each for name in unknown for each in _nearest(name, names)]
     guess = f"did you mean {', '.join(near)}? " if near else ""
     raise ConfigError(
-        f"unknown {kind} {', '.join(unknown)}: no argument has that name; {guess}{kind}s are "
-        f"{', '.join(known)}{', and others of a call ' if others else ''}{', '.join(others)}"
+        f"unknown {kind} {', '.join(unknown)}: {guess}{kind}s are {', '.join(known)}"
+        f"{'; further arguments of a call are ' if others else ''}{', '.join(others)}"
     )
 
 

@@ -1,4 +1,4 @@
-"""The keyword arguments of calls, for type checkers: fields of the settings, each optional."""
+"""The keyword arguments of calls, for type checkers: the settings' fields, all optional."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class ReuseOptions(TypedDict, total=False):
 
 
 class AnswerOptions(DecodeOptions, ReuseOptions, total=False):
-    """What an answer can be given: fields of both, and what belongs to its prompt."""
+    """Arguments of an answer: fields of both, and those of its prompt."""
 
     chat_template_kwargs: Mapping[str, Any] | None
     retrieved: Sequence[str]

@@ -1,4 +1,4 @@
-"""How chunks are reused."""
+"""Settings of reuse."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ragkv.config.decode import DECODE_SETTINGS
 from ragkv.errors import ConfigError
 
 PROFILE_FORMAT = 2
-"""Version of the profiles that ``ragkv calibrate`` writes."""
+"""Format version of the profiles of ``ragkv calibrate``."""
 
 
 @runtime_checkable
@@ -33,32 +33,31 @@ class Named(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ReuseConfig:
-    """How cached chunks are reused and how much of them is recomputed.
+    """Settings of reuse: the method, the share to recompute, the sink.
 
     Parameters
     ----------
     method
-        Name of a method, see :func:`ragkv.select.method_names`; or a
-        :class:`ragkv.select.Method` of your own.
+        Name of a method (:func:`ragkv.select.method_names`), or a :class:`ragkv.select.Method`.
     recompute_ratio
-        Share of the cached chunk tokens that is recomputed, from 0 (plain reuse) to 1 (exactly
-        full prefill). Uncached tokens are always computed and do not count. ``"auto"`` chooses
-        for each request.
+        Share of the cached chunk tokens to recompute, from 0 (plain reuse) to 1 (full prefill).
+        Uncached tokens are always computed and do not count. ``"auto"`` chooses the ratio for
+        each request.
     sink
-        The text that chunks are encoded behind; the closer to the real prompt's head, the better.
-        ``"auto"`` is the chat template's text before the first user message.
+        The text that chunks are encoded behind, ideally the head of the prompts. ``"auto"`` is the
+        chat template's text before the first user message.
     auxiliary_model
         Model that scores tokens for ``cacheclip``: a hub name or a folder.
         ``None`` is the embedded default, SmolLM2-135M-Instruct.
     on_miss
-        ``"store"`` encodes named chunks that were not stored, after the answer; ``"skip"``
-        does not.
+        ``"store"`` encodes named chunks that are not stored after the answer; ``"skip"`` does
+        not.
     history
-        Whether a prompt reuses rows of earlier prompts and versions of chunks behind other chunks,
-        and keeps its own rows.
+        Whether a prompt reuses rows of earlier prompts and versions of chunks, and keeps its own
+        rows.
     calibrated_for
-        Fingerprint of the model that the ratio was calibrated for; other models are refused.
-        ``None`` accepts all.
+        Fingerprint of the model that the ratio was calibrated for. Other models are refused;
+        ``None`` accepts any.
     """
 
     method: str | Named = "query"
@@ -84,7 +83,7 @@ class ReuseConfig:
 
     @classmethod
     def from_profile(cls, path: str | Path, **overrides: Any) -> Self:
-        """Return the settings of a profile that ``ragkv calibrate`` wrote.
+        """Return the settings of a profile of ``ragkv calibrate``.
 
         They apply to the profile's model only, unless ``calibrated_for=None`` is given.
         ``overrides`` replace fields.
@@ -92,7 +91,7 @@ class ReuseConfig:
         Raises
         ------
         ConfigError
-            The file cannot be read, is not such a profile, or an override is wrong.
+            The file cannot be read or is not a profile, or an override is invalid.
         """
         try:
             config = cls(**_profile_fields(json.loads(Path(path).read_text("utf-8-sig"))))
@@ -111,10 +110,10 @@ class ReuseConfig:
 
 
 def _profile_fields(profile: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields of ReuseConfig that a profile sets."""
+    """Return a profile's fields of ReuseConfig."""
     if profile["format"] != PROFILE_FORMAT:
         raise ConfigError(
-            f"a profile of format {profile['format']!r}, and this ragkv reads {PROFILE_FORMAT}: "
+            f"the profile has format {profile['format']!r}, this ragkv reads {PROFILE_FORMAT}: "
             "calibrate again"
         )
     check_text("fingerprint", profile["fingerprint"])

@@ -1,4 +1,4 @@
-"""Where chunk caches are stored."""
+"""Settings of the store."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ MEMORY = ":memory:"
 """Location of a store without files."""
 
 CODECS = ("raw", "int8", "int4")
-"""How entries can be stored, see docs/store-format.md."""
+"""Encodings of entries, described in docs/store-format.md."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoreConfig:
-    """Where chunk caches are stored.
+    """Settings of the store: its place, budgets and codec.
 
     Parameters
     ----------

@@ -223,7 +223,7 @@ def test_bad_profiles_are_named(make_engine, tmp_path):
     _calibration(make_engine()).save(path)
     good = json.loads(path.read_text())
     for changes, words in (
-        ({"format": 1}, "format 1, and this ragkv reads 2"),
+        ({"format": 1}, "format 1, this ragkv reads 2"),
         ({"recompute_ratio": 1.5}, "between 0 and 1"),
         ({"fingerprint": None}, "fingerprint must be a string"),
     ):
