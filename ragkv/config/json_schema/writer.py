@@ -101,7 +101,7 @@ class SchemaWriter:
         for one_of, branches in self._one_of:
             if not are_disjoint(branches, self._definitions):
                 self._ignore(one_of, "oneOf")
-        return {**written, "$defs": self._definitions}
+        return {**written, "$defs": self._definitions} if self._definitions else written
 
     def _ignore(self, place: SchemaPlace, keyword: str) -> None:
         self.ignored[replace(place, keyword=keyword)] = None
