@@ -129,7 +129,8 @@ def serve(
     Namespaces share the store's budgets evenly.
     """
     from ragkv.cli.texts import read_system_prompt
-    from ragkv.serve.config import ServeConfig, read_keys
+    from ragkv.serve.config import ServeConfig
+    from ragkv.serve.keys import read_keys
 
     for package in ("fastapi", "uvicorn", "prometheus_client"):
         if find_spec(package) is None:
@@ -212,7 +213,8 @@ def _shared(store: StoreConfig, namespaces: int) -> StoreConfig:
 
 def _run(settings: ServeConfig, engines: dict[str, RagKV]) -> None:
     """Serve until SIGTERM or an interrupt."""
-    from ragkv.serve.app import DrainingServer, make_app
+    from ragkv.serve.app import make_app
+    from ragkv.serve.run import DrainingServer
 
     app = make_app(settings, engines)
     name = app.state.service.model_name

@@ -17,10 +17,11 @@ from ragkv.errors import ConfigError, ServerError
 from ragkv.prompt.chat import Chat, TokenIds
 from ragkv.select import method_of
 from ragkv.serve.body import Body, read_body
-from ragkv.serve.config import ServeConfig, namespace_of
+from ragkv.serve.config import ServeConfig
 from ragkv.serve.fields import ReuseFields
 from ragkv.serve.gate import Gate
 from ragkv.serve.ingestion import IngestionQueue
+from ragkv.serve.keys import namespace_of
 from ragkv.serve.metrics import ServerMetrics
 from ragkv.serve.refusal import RefusedError
 

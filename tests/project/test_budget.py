@@ -25,7 +25,7 @@ CODE = {
     "ragkv/answer": 441,
     "ragkv/attend": 1222,
     "ragkv/chunk": 237,
-    "ragkv/cli": 1176,
+    "ragkv/cli": 1178,
     "ragkv/client": 591,
     "ragkv/config": 1148,
     "ragkv/decode": 772,
@@ -40,7 +40,7 @@ CODE = {
     "ragkv/retrieve": 148,
     "ragkv/schedule": 288,
     "ragkv/select": 500,
-    "ragkv/serve": 1608,
+    "ragkv/serve": 1617,
     "ragkv/splice": 605,
     "ragkv/store": 3220,
     "ragkv/workers": 112,
@@ -49,7 +49,7 @@ CODE = {
     "examples": 547,
     "integrations": 4809,
     "kernels": 2392,
-    "tests": 31880,
+    "tests": 31882,
 }
 LAYOUT = {
     tokenize.COMMENT,

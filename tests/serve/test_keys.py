@@ -11,7 +11,8 @@ from served import CHAT, CHUNKS, chat, refused
 from ragkv import RagKV, StoreConfig
 from ragkv.errors import ConfigError
 from ragkv.serve.app import make_app
-from ragkv.serve.config import ServeConfig, namespace_of, read_keys
+from ragkv.serve.config import ServeConfig
+from ragkv.serve.keys import namespace_of, read_keys
 
 KEYS = {"sk-a": "alpha", "sk-b": "beta", "sk-a2": "alpha"}
 

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from served import until
 
 from ragkv import RagKV
-from ragkv.serve.app import DrainingServer, make_app
+from ragkv.serve.app import make_app
 from ragkv.serve.config import ServeConfig
+from ragkv.serve.run import DrainingServer
 from ragkv.serve.service import Service
 
 
