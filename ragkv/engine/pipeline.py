@@ -9,10 +9,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 
 from ragkv.attend.blocks import blocks_for
-from ragkv.attend.forward import subset_forward
 from ragkv.config import DecodeConfig, ReuseConfig
 from ragkv.decode.batch import batch_of
 from ragkv.decode.generate import Drawn, draw
@@ -232,8 +230,8 @@ class Pipeline:
         if request.remote is not None:
             self._hand_over(request, plan, request.remote)
             return Computed(plan)
-        if plan.cache is not None:
-            return Computed(plan, plan.cache, self._recompute(request, plan))
+        if self._planner is not None and plan.cache is not None:
+            return Computed(plan, plan.cache, self._planner.recompute(request, plan))
         if request.answer_tokens:
             return self._prefilled(request, plan)
         began = time.perf_counter()
@@ -252,17 +250,6 @@ class Pipeline:
         cache = SplicedCache(loaded, 0, spare=rows)
         return Computed(plan, cache, prefill_into(loaded, plan.ids, cache))
 
-    def _recompute(self, request: Request, plan: Plan) -> torch.Tensor:
-        """Recompute the plan's rows; return the logits after the prompt, ``[vocab]`` float32."""
-        planner = self._planner
-        if planner is None:
-            raise RuntimeError("a model without reuse has no rows to recompute")
-        with request.clock.step("recompute"):
-            logits = subset_forward(planner.loaded, plan.subset)[0]
-            self._loaded.wait()
-        planner.corpus.record_speed(len(plan.rows), request.clock.steps["recompute"])
-        return logits
-
     def _hand_over(self, request: Request, plan: Plan, remote: RemoteAnswer) -> None:
         """Transfer the prompt's rows to the remote decoder, unless most would be computed here."""
         layout, cache, planner = plan.layout, plan.cache, self._planner
@@ -272,7 +259,7 @@ class Pipeline:
 
         def compute() -> Rows:
             if len(plan.rows):
-                self._recompute(request, plan)
+                planner.recompute(request, plan)
             return cache.keys, cache.values
 
         with request.clock.step("hand_over"):

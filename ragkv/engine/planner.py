@@ -8,7 +8,9 @@ from dataclasses import replace
 from functools import partial
 
 import numpy as np
+import torch
 
+from ragkv.attend.forward import subset_forward
 from ragkv.chunk.kv import KnownChunk, LayeredKV
 from ragkv.config import ReuseConfig
 from ragkv.decode.generate import Drawn
@@ -34,7 +36,6 @@ _log = logging.getLogger(__name__)
 _SHOWN_TOKENS = 8
 _WAITED_S = 0.02
 """Shortest wait for a turn after which earlier prompts' rows are looked up again."""
-_NO_IDS = np.zeros(0, dtype=np.int32)
 _HEAD_DIFFERS = (
     "The prompt's head is not the text that chunks were encoded behind ({matched} of {wanted} "
     "tokens agree; behind them the sink has {sink!r} and the prompt {prompt!r}). They are reused; "
@@ -146,7 +147,7 @@ class Planner:
         if sink is None or not (located.entries or former):
             return Plan.full(located)
         with request.clock.step("splice"):
-            head = _NO_IDS if self._history.is_beyond(len(tokens)) else sink.ids
+            head = sink.ids[:0] if self._history.is_beyond(len(tokens)) else sink.ids
             layout = lay_out(tokens, head, located.entries, former)
             missed = _unaligned(layout, located)
             if request.method.reuse == "prefix":
@@ -179,6 +180,16 @@ class Planner:
                 rows = rows[rows < layout.known_end]
             repair = Repair.of(method, layout, choice, rows, self.loaded, shift=cache.shift)
         return replace(plan, choice=choice, repair=repair, rows=rows)
+
+    # ---- compute
+
+    def recompute(self, request: Request, plan: Plan) -> torch.Tensor:
+        """Recompute the plan's rows; return the logits after the prompt, ``[vocab]`` float32."""
+        with request.clock.step("recompute"):
+            logits = subset_forward(self.loaded, plan.subset)[0]
+            self.loaded.wait()
+        self.corpus.record_speed(len(plan.rows), request.clock.steps["recompute"])
+        return logits
 
     # ---- what a prompt leaves
 

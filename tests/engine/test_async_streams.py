@@ -125,8 +125,9 @@ def test_who_is_cancelled_lets_go_at_once(
         (runs,) = [prompt for prompt in prompts if prompt in prepared[0]]
         for prompt in sorted(prompts, key=lambda each: each == runs):
             tasks[prompt].cancel()  # who runs comes last: its end lets the next one begin at once
-        everyone = asyncio.gather(*tasks.values(), return_exceptions=True)
-        await asyncio.wait_for(everyone, timeout=30)
+        began = time.monotonic()
+        await asyncio.gather(*tasks.values(), return_exceptions=True)
+        assert time.monotonic() - began < 2
 
     asyncio.run(scenario())
     assert engine.generate("Words", max_new_tokens=1).report.steps["wait"] < 5
@@ -145,8 +146,11 @@ def test_the_time_spent_waiting_counts(make_engine: Make, *, asynchronous: bool)
             await asyncio.to_thread(chat.invoke, "Words")
 
     async def scenario() -> None:
-        with engine.turn(), pytest.raises(TimeoutError, match=r"0\.3"):
-            await asyncio.wait_for(ask(), timeout=30)
+        with engine.turn():
+            began = time.monotonic()
+            with pytest.raises(TimeoutError, match=r"0\.3"):
+                await ask()
+            assert time.monotonic() - began < 5
 
     asyncio.run(scenario())
     assert chat.invoke("Words", timeout=60).content

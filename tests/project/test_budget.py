@@ -29,7 +29,7 @@ CODE = {
     "ragkv/client": 591,
     "ragkv/config": 1148,
     "ragkv/decode": 772,
-    "ragkv/engine": 2075,
+    "ragkv/engine": 2071,
     "ragkv/explain": 308,
     "ragkv/history": 602,
     "ragkv/ingest": 401,
@@ -49,7 +49,7 @@ CODE = {
     "examples": 547,
     "integrations": 4809,
     "kernels": 2392,
-    "tests": 31882,
+    "tests": 31869,
 }
 LAYOUT = {
     tokenize.COMMENT,

@@ -10,7 +10,7 @@ import torch
 from tiny import some_chunks, tiny_model, tiny_tokenizer
 
 from ragkv import RagKV
-from ragkv.engine import pipeline
+from ragkv.engine import planner
 
 PATH = Path(__file__).parents[2] / "docs" / "ragkv_in_100_lines.py"
 HEAD, QUESTION = "<|im_start|>user\n", "\n\nWhat is a target?<|im_end|>\n"
@@ -33,13 +33,13 @@ def test_are_at_most_100():
 @torch.no_grad()
 def test_logits_are_ragkvs(lines, monkeypatch, family, ratio):
     model, tokenizer, chunks = tiny_model(family), tiny_tokenizer(), some_chunks(3)
-    slots, run = [], pipeline.subset_forward
+    slots, run = [], planner.subset_forward
 
     def noted(loaded, subset):
         slots.append(torch.from_numpy(subset.rows))
         return run(loaded, subset)
 
-    monkeypatch.setattr(pipeline, "subset_forward", noted)
+    monkeypatch.setattr(planner, "subset_forward", noted)
     prompt = HEAD + "\n\n".join(chunks) + QUESTION
     with RagKV(model, tokenizer, store=":memory:") as kv:
         kv.precompute(chunks, sink=HEAD)

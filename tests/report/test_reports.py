@@ -13,6 +13,7 @@ from tiny import ask, some_chunks
 from ragkv import PrecomputeReport, ReuseReport
 from ragkv.errors import ConfigError
 from ragkv.report.account import Miss
+from ragkv.report.plural import count
 
 ROOT = Path(__file__).parents[2]
 
@@ -38,6 +39,21 @@ def test_another_dictionary_is_refused(make_engine):
     del whole["method"]
     with pytest.raises(ConfigError, match="method"):
         ReuseReport.from_dict(whole)
+
+
+@pytest.mark.parametrize(
+    ("number", "thing", "said"),
+    [
+        (0, "chunk", "0 chunks"),
+        (1, "chunk", "1 chunk"),
+        (2013, "token", "2,013 tokens"),
+        (1, "more note", "1 more note"),
+        (2, "entry", "2 entries"),
+        (1, "entry", "1 entry"),
+    ],
+)
+def test_one_and_many(number, thing, said):
+    assert count(number, thing) == said
 
 
 def test_a_summary_of_one_chunk(make_engine):

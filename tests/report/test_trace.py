@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import json
 import pickle
-import re
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 from explain_prompts import CHUNKS, PROMPT
-from tiny import ask, some_chunks
 
-import ragkv
 from ragkv import Prefilled
 from ragkv.errors import ConfigError
 from ragkv.report.page.page import page as draw
 from ragkv.report.page.parts import parts, standing
 from ragkv.report.page.words import percent, safe, seconds
-from ragkv.report.plural import count
 from ragkv.report.trace import Trace
 
 
@@ -167,35 +162,3 @@ def test_what_a_browser_would_change_is_escaped():
     assert safe("<a href=\"x\">'&'\r\n\0") == (
         "&lt;a href=&quot;x&quot;&gt;&#x27;&amp;&#x27;&#13;\n\u2400"
     )
-
-
-@pytest.mark.parametrize(
-    ("number", "thing", "said"),
-    [
-        (0, "chunk", "0 chunks"),
-        (1, "chunk", "1 chunk"),
-        (2013, "token", "2,013 tokens"),
-        (1, "more note", "1 more note"),
-        (2, "entry", "2 entries"),
-        (1, "entry", "1 entry"),
-    ],
-)
-def test_one_and_many(number, thing, said):
-    assert count(number, thing) == said
-
-
-def test_a_summary_of_one_chunk(make_engine):
-    kv = make_engine(layers=2)
-    kv.precompute(some_chunks(1))
-    named = ["Another one, which is elsewhere."]
-    report = kv.generate(ask(some_chunks(1)), max_new_tokens=1, retrieved=named).report
-    assert "1 chunk was not reused (left_out): it is" in str(report)
-
-
-def test_no_number_stands_before_a_fixed_plural():
-    fixed = re.compile(
-        r"\{[^{}]*\} (more )?(chunks|tokens|files|documents|entries|notes|prompts)\b(?! for)"
-    )
-    package = Path(ragkv.__file__).parent
-    for path in (*package.glob("cli/*.py"), *package.glob("report/**/*.py")):
-        assert not fixed.search(path.read_text(encoding="utf-8")), path.name
