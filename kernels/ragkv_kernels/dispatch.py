@@ -214,7 +214,7 @@ def place(
 def drift(
     rows: tuple[torch.Tensor, torch.Tensor],
     fresh: tuple[torch.Tensor, torch.Tensor],
-    former: tuple[torch.Tensor, torch.Tensor] | None,
+    earlier: tuple[torch.Tensor, torch.Tensor] | None,
     stretches: Stretches,
     *,
     table: tuple[torch.Tensor, torch.Tensor],
@@ -232,7 +232,7 @@ def drift(
         in place.
     fresh
         The computed rows, ``[kv_heads, rows, head_dim]`` each; any strides.
-    former
+    earlier
         Known shifts, ``[kv_heads, n, head_dim]`` each, whose last axis is contiguous; None where
         no source is one of them.
     stretches
@@ -255,7 +255,7 @@ def drift(
     run = twins.drift
     if _runs("drift", keys, _problem_of_layer(keys)):
         from ragkv_kernels.gpu.drift import drift as run
-    run(rows, fresh, former, stretches, table=table, adjacent=adjacent)
+    run(rows, fresh, earlier, stretches, table=table, adjacent=adjacent)
 
 
 def encode(keys: torch.Tensor, values: torch.Tensor, *, grid: Grid) -> Encoded:

@@ -22,7 +22,7 @@ class Stretches(NamedTuple):
     positions
         ``[observed]`` int64: of the observed rows.
     sources
-        ``[observed]`` int64: their rows among the fresh ones; below 0 ``~row`` of the former's
+        ``[observed]`` int64: their rows among the fresh ones; below 0 ``~row`` of ``earlier``
         shifts.
     sizes
         ``[observed]`` float32: what a shift's length is divided by.

@@ -97,7 +97,7 @@ def _exact_tokens(plan: Plan) -> int:
     if plan.cache is None:
         return 0
     layout = plan.layout
-    return max(layout.exact, 0 if layout.former is None else layout.former.exact)
+    return max(layout.exact, 0 if layout.history is None else layout.history.exact)
 
 
 def _decoding(drawn: Drawn) -> Decoding:
@@ -185,7 +185,7 @@ def named_for(request: Request) -> Retrieved:
 def _answer_warnings(request: Request, plan: Plan) -> tuple[str, ...]:
     if not isinstance(request.prompt, Chat) or not request.uses_history:
         return ()
-    located, former = plan.located, plan.located.former
-    known = 0 if former is None or not len(former.positions) else int(former.positions[-1]) + 1
+    located, history = plan.located, plan.located.history
+    known = 0 if history is None or not len(history.positions) else int(history.positions[-1]) + 1
     reused = {entry.text for entry, _, _ in located.entries}
     return answer_warnings(request.prompt, located.text, located.tokens.characters(known), reused)

@@ -241,8 +241,8 @@ class Healing:
         loaded, chunk = self._corpus.loaded, run.chunks[at]
         start = run.chunks[at - 1].stop if at else 0
         ids = run.ids[: chunk.stop]
-        former = self._history.exact_rows(ids, run.sink.fingerprint).between(0, start)
-        layout = lay_out(Tokens(ids, np.zeros((len(ids), 2), np.int32)), ids[:0], (), former)
+        exact = self._history.exact_rows(ids, run.sink.fingerprint).between(0, start)
+        layout = lay_out(Tokens(ids, np.zeros((len(ids), 2), np.int32)), ids[:0], (), exact)
         cache = splice(layout, None, loaded, 0)
         paid: Paid | None = None
         observer: Observer | None = None

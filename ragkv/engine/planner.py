@@ -131,7 +131,7 @@ class Planner:
         if sink is None or waited < _WAITED_S:
             return False
         found = found_rows(request, located, self._history)
-        before = 0 if located.former is None else len(located.former.positions)
+        before = 0 if located.history is None else len(located.history.positions)
         return found is not None and len(found.positions) > before
 
     # ---- splice and select
@@ -143,16 +143,16 @@ class Planner:
 
     def _splice(self, request: Request, located: Located) -> Plan:
         """Lay out the prompt and place the entries' rows in its cache."""
-        sink, tokens, former = located.sink, located.tokens, located.former
-        if sink is None or not (located.entries or former):
+        sink, tokens, history = located.sink, located.tokens, located.history
+        if sink is None or not (located.entries or history):
             return Plan.full(located)
         with request.clock.step("splice"):
             head = sink.ids[:0] if self._history.is_beyond(len(tokens)) else sink.ids
-            layout = lay_out(tokens, head, located.entries, former)
+            layout = lay_out(tokens, head, located.entries, history)
             missed = _unaligned(layout, located)
             if request.method.reuse == "prefix":
                 layout = exact_prefix(layout)
-            if not layout.exact and not layout.placed and former is None:
+            if not layout.exact and not layout.placed and history is None:
                 return Plan(located, layout, missed=missed)
             cache = splice(
                 layout,
@@ -201,7 +201,7 @@ class Planner:
             request, plan, cache, self._history, drawn, lossless=self.corpus.is_lossless
         )
         if left is not None:
-            if plan.located.former is not None:
+            if plan.located.history is not None:
                 self._history.count_hit()
             self._history.keep(left, request.clock.started)
 

@@ -13,7 +13,7 @@ Pair = tuple[torch.Tensor, torch.Tensor]
 def drift(
     rows: Pair,
     fresh: Pair,
-    former: Pair | None,
+    earlier: Pair | None,
     stretches: Stretches,
     *,
     table: Pair,
@@ -25,7 +25,7 @@ def drift(
     scale = cos.square() + sin.square()
     back = (cos / scale)[stretches.positions], (-sin / scale)[stretches.positions]
     moved = [
-        _moved(part, new, None if former is None else former[index], stretches)
+        _moved(part, new, None if earlier is None else earlier[index], stretches)
         for index, (part, new) in enumerate(zip(rows, fresh, strict=True))
     ]
     moved[0] = rotate(moved[0], *back, adjacent=adjacent)
@@ -39,15 +39,15 @@ def drift(
 
 
 def _moved(
-    rows: torch.Tensor, fresh: torch.Tensor, former: torch.Tensor | None, stretches: Stretches
+    rows: torch.Tensor, fresh: torch.Tensor, earlier: torch.Tensor | None, stretches: Stretches
 ) -> torch.Tensor:
     """Return ``[kv_heads, observed, head_dim]`` float32: what the observed rows moved by."""
     sources = stretches.sources
     before = rows.index_select(1, stretches.positions).float()
     moved = fresh.index_select(1, sources.clamp_min(0)).float() - before
-    if former is None:
+    if earlier is None:
         return moved
-    known = former.index_select(1, (~sources).clamp_min(0)).float()
+    known = earlier.index_select(1, (~sources).clamp_min(0)).float()
     return torch.where((sources < 0)[:, None], known, moved)
 
 
