@@ -1,4 +1,4 @@
-"""Picks Triton where it can run and the torch twin elsewhere, and says so once."""
+"""Chooses Triton where it can run and the torch twin elsewhere; logs the choice once."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def paid(
     window: int | None,
     scaling: float,
 ) -> torch.Tensor:
-    """Return what each key is paid by the last of these rows, and the most that any pays it.
+    """Return each key's attention from the last of these rows, and the maximum over all rows.
 
     Parameters
     ----------
@@ -164,7 +164,7 @@ def place(
 ) -> None:
     """Rotate rows of several entries' keys, and write them and their values into the buffer.
 
-    Arithmetic is float32; what is written is rounded once.
+    Arithmetic is float32; results are rounded once, when written.
 
     Parameters
     ----------
@@ -220,7 +220,7 @@ def drift(
     table: tuple[torch.Tensor, torch.Tensor],
     adjacent: bool = False,
 ) -> None:
-    """Move a layer's rows by what the observed rows of their stretch moved by.
+    """Move a layer's rows by the shift of the observed rows of their stretch.
 
     A shift is fresh minus cached numbers, of keys unrotated; no observed row counts for more than
     the median length. Arithmetic is float32, and each sum is rounded once.
@@ -295,7 +295,7 @@ def decode(data: torch.Tensor, out: torch.Tensor, *, grid: Grid) -> None:
 
 
 def runs_attend(query: torch.Tensor, *cached: torch.Tensor) -> bool:
-    """Whether :func:`attend` runs on Triton for such tensors; if not, says once why.
+    """Whether :func:`attend` runs on Triton for such tensors; if not, logs the reason once.
 
     Parameters
     ----------

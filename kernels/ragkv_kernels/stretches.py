@@ -8,7 +8,7 @@ import torch
 
 
 class Stretches(NamedTuple):
-    """What :func:`ragkv_kernels.drift` needs of a prompt, the same for all layers.
+    """A prompt's input to :func:`ragkv_kernels.drift`, the same for all layers.
 
     Attributes
     ----------
@@ -25,7 +25,7 @@ class Stretches(NamedTuple):
         ``[observed]`` int64: their rows among the fresh ones; below 0 ``~row`` of ``earlier``
         shifts.
     sizes
-        ``[observed]`` float32: what a shift's length is divided by.
+        ``[observed]`` float32: divisors of the shifts' lengths.
     fixed
         ``[end]`` bool: positions that do not move.
     """

@@ -167,7 +167,7 @@ class Healing:
 
     def _count(self, whole: _Run) -> bool:
         with self._lock:
-            wanted = False
+            is_due = False
             for count, chunk in enumerate(whole.chunks, 1):
                 ids = whole.ids[: chunk.stop]
                 key = hash(ids.tobytes()), whole.sink.fingerprint
@@ -179,11 +179,11 @@ class Healing:
                 run.requests += whole.requests
                 run.begun = max(run.begun, whole.begun)
                 self._runs.move_to_end(key)
-                wanted |= run.requests >= ENOUGH
+                is_due |= run.requests >= ENOUGH
             while len(self._runs) > MOST_RUNS:
                 self._runs.popitem(last=False)
-            works, self._works = self._works, self._works or wanted
-            return wanted and not works
+            works, self._works = self._works, self._works or is_due
+            return is_due and not works
 
     # ---- background work
 

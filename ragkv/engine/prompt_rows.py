@@ -23,7 +23,7 @@ from ragkv.splice.layout import Origin
 def found_rows(request: Request, located: Located, history: History) -> PrefixMatch | None:
     """Return the rows of earlier prompts for this one; None unless more than its sink's.
 
-    Exact rows serve every prompt; others serve a prompt whose ratio is not above their own.
+    Exact rows serve every prompt; approximate ones a prompt whose ratio is not above their own.
     """
     sink, tokens = located.sink, located.tokens
     if sink is None or not _is_used(request, history):

@@ -195,8 +195,8 @@ class PrefixTree:
             while at < len(new.ids):
                 child = node.children.get(int(new.ids[at]))
                 if child is None:
-                    wanted = at + np.flatnonzero(new.freshness[at:] > ABSENT)
-                    child = self._enter(new.ids, at, len(new.ids), _taken(new, wanted), node)
+                    kept = at + np.flatnonzero(new.freshness[at:] > ABSENT)
+                    child = self._enter(new.ids, at, len(new.ids), _taken(new, kept), node)
                 else:
                     at = child.reached(new.ids)
                     if at < min(child.end, len(new.ids)):

@@ -2,7 +2,7 @@
 
 A token's key and value in the real prompt differ from the cached ones, because it attends to the
 chunks before its own. Neighbours shift alike, and a chunk's first tokens shift most. The recomputed
-tokens show the shift in each layer at no cost; the others are moved by its best linear prediction
+tokens show the shift in each layer at no cost; the rest are moved by its best linear prediction
 (simple kriging). The query chooses the recomputed tokens, which can shift much more than their
 neighbours: no token counts for more than the median. Ratio 1 stays a full prefill and ratio 0 plain
 reuse.
@@ -48,7 +48,7 @@ class Drift:
     all ``d_i / g_i``.
 
     Rows recomputed by earlier prompts count as recomputed now, so that stale rows move alike
-    regardless of the number of prompts that recomputed the others.
+    regardless of how many prompts recomputed the rest.
 
     Parameters
     ----------

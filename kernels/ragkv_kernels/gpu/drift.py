@@ -1,4 +1,4 @@
-"""Predicted shifts of rows in two kernels: what the observed rows moved by, and its spread.
+"""Predicted shifts of rows in two kernels: the observed rows' shifts, and their spread.
 
 In torch a layer takes some sixty launches, which is most of a short repair.
 """
@@ -58,7 +58,7 @@ def _shifts(
     TURNS: tl.constexpr,
     BLOCK_P: tl.constexpr,
 ):
-    """Write what one observed row moved by, its keys unrotated, and its length."""
+    """Write one observed row's shift, its keys unrotated, and the shift's length."""
     at = tl.program_id(0).to(tl.int64)
     pair = tl.arange(0, BLOCK_P)
     here = pair < HEAD_DIM // 2
@@ -122,7 +122,7 @@ def _move(
     OBSERVED: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Add to some positions of a stretch, in one head, what their observed rows predict."""
+    """Add the predicted shift to some positions of a stretch, in one head."""
     stretch = tl.program_id(0)
     place = tl.program_id(1) * POSITIONS + tl.arange(0, POSITIONS)
     head = tl.program_id(2)

@@ -41,7 +41,7 @@ def drift(
 def _moved(
     rows: torch.Tensor, fresh: torch.Tensor, earlier: torch.Tensor | None, stretches: Stretches
 ) -> torch.Tensor:
-    """Return ``[kv_heads, observed, head_dim]`` float32: what the observed rows moved by."""
+    """Return ``[kv_heads, observed, head_dim]`` float32: the observed rows' shifts."""
     sources = stretches.sources
     before = rows.index_select(1, stretches.positions).float()
     moved = fresh.index_select(1, sources.clamp_min(0)).float() - before
@@ -57,7 +57,7 @@ def _bounded(moved: torch.Tensor, sizes: torch.Tensor) -> torch.Tensor:
 
 
 def share_of(lengths: torch.Tensor) -> torch.Tensor:
-    """Return what shortens lengths ``[…, observed]`` to their median, at most 1."""
+    """Return the factors, at most 1, that shorten lengths ``[…, observed]`` to their median."""
     tiny = torch.finfo(lengths.dtype).tiny
     median = lengths.median(dim=-1, keepdim=True).values
     return (median / lengths.clamp_min(tiny)).clamp(max=1)
