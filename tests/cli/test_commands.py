@@ -1,7 +1,5 @@
 """The commands, on a tiny model saved to a folder."""
 
-from __future__ import annotations
-
 import json
 from importlib.metadata import version
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Prompts reuse rows that earlier prompts with the same tokens computed."""
 
-from __future__ import annotations
-
 import itertools
 import zlib
 from collections.abc import Callable

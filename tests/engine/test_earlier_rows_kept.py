@@ -1,7 +1,5 @@
 """Rows left by earlier prompts: which, how long, and for whom."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any

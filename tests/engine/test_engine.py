@@ -1,7 +1,5 @@
 """The engine as its user sees it: ingestion, misses, overrides, streams, bad input."""
 
-from __future__ import annotations
-
 import json
 import logging
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """What a long ingestion says while it runs, at its end, and where the disk fills midway."""
 
-from __future__ import annotations
-
 import errno
 import itertools
 import re

@@ -1,7 +1,5 @@
 """What an ingestion says of itself, and where the disk cannot hold it."""
 
-from __future__ import annotations
-
 import shutil
 import sys
 from collections.abc import Callable

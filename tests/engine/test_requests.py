@@ -1,7 +1,5 @@
 """Which request begins when."""
 
-from __future__ import annotations
-
 import gc
 import threading
 import time

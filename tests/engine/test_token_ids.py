@@ -1,7 +1,5 @@
 """Prompts that are token ids: exactly these are computed, and chunks are found in them."""
 
-from __future__ import annotations
-
 import random
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Tokenizers, models and calls that are right, and that few others have."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Each reason why a chunk is not reused, as a caller of the core brings it about."""
 
-from __future__ import annotations
-
 import html
 import json
 import logging

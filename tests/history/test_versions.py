@@ -1,7 +1,5 @@
 """Which version of a chunk is taken, and which are kept."""
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """What is given beside a model: dtype, device, tokenizer; what is known of its length."""
 
-from __future__ import annotations
-
 import copy
 import threading
 from pathlib import Path

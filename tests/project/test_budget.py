@@ -1,7 +1,5 @@
 """The sizes that the project keeps to: code of each room, settings, commands, words."""
 
-from __future__ import annotations
-
 import ast
 import io
 import json

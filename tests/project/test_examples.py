@@ -1,7 +1,5 @@
 """The examples run, and with everything recomputed the swapped pipeline says the same."""
 
-from __future__ import annotations
-
 import importlib.util
 from pathlib import Path
 

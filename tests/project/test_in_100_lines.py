@@ -1,7 +1,5 @@
 """The hundred lines of the documents compute what ragkv computes."""
 
-from __future__ import annotations
-
 import importlib.util
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """ChunkFinder against a slow reference that shares no code with it, and the cases by name."""
 
-from __future__ import annotations
-
 import threading
 from functools import cache
 

@@ -1,7 +1,5 @@
 """Where the last tokens of a prompt and its answer occurred before."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

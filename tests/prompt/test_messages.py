@@ -1,7 +1,5 @@
 """Messages as clients write them become one form; what is wrong says which and where."""
 
-from __future__ import annotations
-
 import inspect
 import json
 from typing import Any

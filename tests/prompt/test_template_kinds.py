@@ -1,7 +1,5 @@
 """Whatever a client's history has in it, every kind of chat template takes it."""
 
-from __future__ import annotations
-
 import copy
 import json
 from itertools import pairwise

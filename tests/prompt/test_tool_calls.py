@@ -1,7 +1,5 @@
 """Tool calls are read as each family of templates writes them, and never raise."""
 
-from __future__ import annotations
-
 import copy
 import datetime as dt
 from decimal import Decimal

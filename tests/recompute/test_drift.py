@@ -1,7 +1,5 @@
 """What is not recomputed moves like what is: against plain loops, in many families."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The page that shows where a prompt's tokens came from."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,7 +1,5 @@
 """An index searched in steps finds what it finds at once."""
 
-from __future__ import annotations
-
 import sys
 from typing import Any
 

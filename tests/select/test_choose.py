@@ -1,7 +1,5 @@
 """Choosing tokens: budgets, windows, rules, mapping between tokenizers."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import re

@@ -1,7 +1,5 @@
 """The rules after published methods, each against a plain reference of its own."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """RemoteRagKV against a stub: what is sent, what comes back, what goes wrong."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import pickle

@@ -1,7 +1,5 @@
 """What OpenAI's API refuses and has beside answers, by the ``openai`` package and by hand."""
 
-from __future__ import annotations
-
 import copy
 import json
 import logging

@@ -1,7 +1,5 @@
 """What is refused, and in which form."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import time

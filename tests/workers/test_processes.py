@@ -1,7 +1,5 @@
 """Workers in processes: killed ones, documents that kill, errors, a parent that ends."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

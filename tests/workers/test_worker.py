@@ -1,7 +1,5 @@
 """What a worker says of the documents that it was given."""
 
-from __future__ import annotations
-
 import time
 from functools import partial
 

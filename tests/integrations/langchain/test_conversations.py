@@ -1,7 +1,5 @@
 """A history-aware chain puts what it retrieved before the conversation."""
 
-from __future__ import annotations
-
 import pytest
 from langchain_classic.chains.combine_documents import create_stuff_documents_chain
 from langchain_classic.chains.history_aware_retriever import create_history_aware_retriever

@@ -1,7 +1,5 @@
 """Chunks that were encoded once, behind one sink, serve every chain of LangChain."""
 
-from __future__ import annotations
-
 import pytest
 from langchain.agents import create_agent
 from langchain_classic.chains import create_history_aware_retriever, create_retrieval_chain
