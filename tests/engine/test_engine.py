@@ -314,29 +314,18 @@ def test_a_method_made_of_pieces(make_engine: Make) -> None:
         ({"max_tokens": 5}, r"did you mean max_new_tokens\?"),
         ({"ratio": 0.1}, r"did you mean recompute_ratio\?"),
         ({"zzz": 5}, "unknown reuse setting zzz: reuse settings are"),
-    ],
-)
-def test_bad_settings_are_refused(
-    make_engine: Make, settings: dict[str, object], message: str
-) -> None:
-    engine = make_engine()
-    with pytest.raises(ConfigError, match=message):
-        engine.generate("Hello there", **settings)
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
         ({"max_new_tokens": 2.5}, "whole number"),
         ({"top_k": 2.5}, "whole number"),
-        ({"seed": 1.5}, "whole number"),
         ({"stop_token_ids": 5}, "stop_token_ids"),
         ({"stop_token_ids": "5"}, "stop_token_ids"),
         ({"stop_token_ids": [1.5]}, "whole number"),
         ({"temperature": 1e-40}, "give 0 for greedy"),
+        ({"logprobs": 21}, "logprobs"),
+        ({"logprobs": True}, "logprobs"),
+        ({"ignore_eos": 1}, "ignore_eos"),
     ],
 )
-def test_bad_decoding_is_refused(
+def test_bad_settings_are_refused(
     make_engine: Make, settings: dict[str, object], message: str
 ) -> None:
     engine = make_engine()

@@ -80,19 +80,6 @@ def test_what_must_not_be_used_is_not() -> None:
     assert len(kept) == 0
 
 
-def test_of_a_chunk_the_least_used_version_is_evicted() -> None:
-    kept = ChunkVersions(per_chunk=2)
-    first, second, third = (version("D", prefix) for prefix in ("A", "B", "C"))
-    kept.add(first)
-    kept.add(second)
-    assert take(kept, "D", ["A"]) is first
-    kept.add(third)
-    assert len(kept) == 2
-    assert take(kept, "D", ["A"]) is first
-    assert take(kept, "D", ["B"]) is None
-    assert take(kept, "D", ["C"]) is third
-
-
 def test_the_least_worth_goes() -> None:
     """Against a plain list: worth 1, and 1 / CFO more for each use, the oldest first."""
     kept = ChunkVersions(per_chunk=3)

@@ -53,11 +53,6 @@ def chosen_of(method: Method, where: Scene, ratio: float) -> list[int]:
 CACHED, FRESH = int(Origin.CACHED), int(Origin.FRESH)
 
 
-def test_the_highest_scores_are_chosen() -> None:
-    where = scene([FRESH, CACHED, CACHED, FRESH, CACHED, CACHED])
-    assert chosen_of(by_score([0.1, 0.4, 0.3, 0.2]), where, 0.5) == [2, 4]
-
-
 @pytest.mark.parametrize(("ratio", "expected"), [(0.0, []), (1.0, [1, 2, 4, 5])])
 def test_none_and_all_need_no_scores(ratio: float, expected: list[int]) -> None:
     def explode(_: Scene) -> FloatArray:

@@ -159,7 +159,7 @@ def test_an_agent_s_own_head_is_its_sink(make_engine, make_say):
 def test_every_turn_of_a_conversation_reuses_its_own_document(make_engine, streaming):
     llm = ChatRagKV(kv=make_engine(reuse=ReuseConfig()), max_tokens=12)
     left = iter(documents())
-    llm.precompute(documents())
+    llm.precompute(some_chunks())
     chain = conversation(llm, RunnableLambda(lambda _: [next(left)]))
     history = []
     for text in some_chunks():
