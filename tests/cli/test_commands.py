@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 
 from ragkv.cli.main import app
 from ragkv.cli.texts import read_system_prompt, read_texts, split_text
+from ragkv.engine.check.quality import Quality
 from ragkv.errors import ConfigError
-from ragkv.report.quality import Quality
 
 
 @pytest.fixture
