@@ -7,10 +7,9 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from functools import partial
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -32,12 +31,12 @@ def test_a_batch_is_written_while_the_next_is_computed(make_engine, monkeypatch)
     engine = make_engine()
     computed, seen = threading.Semaphore(0), list[bool]()
 
-    def batches(*args: object) -> Iterator[object]:
+    def batches(*args):
         for batch in encode.encode_chunks(*args):
             computed.release()
             yield batch
 
-    def put(*args: object, **kwargs: object) -> int:
+    def put(*args, **kwargs):
         if not seen:
             seen.append(computed.acquire(timeout=30) and computed.acquire(timeout=30))
         return stored(*args, **kwargs)
@@ -58,7 +57,7 @@ def test_a_request_waits_for_a_layer_of_an_ingestion(make_engine):
     layers = backbone_of(engine.loaded.model).layers
     encoding, passes, here = threading.Event(), list[tuple[bool, int]](), threading.get_ident()
 
-    def note(layer: int, *_: object) -> None:
+    def note(layer, *_):
         passes.append((threading.get_ident() == here, layer))
         if not encoding.is_set():
             encoding.set()
@@ -157,7 +156,7 @@ def test_a_disk_that_fills_midway_says_the_mend(make_engine, monkeypatch, tmp_pa
     kv.precompute(some_chunks(5)[4:])  # the store's own files are there
     write, count = files.write_temporary, 0
 
-    def filling(*given: Any, **more: Any) -> Any:
+    def filling(*given, **more):
         nonlocal count
         count += 1
         if count > after:

@@ -16,7 +16,6 @@ from llama_index.llms.ragkv import RagKVLLM
 from tiny import some_chunks
 
 from ragkv import RagKV
-from ragkv.engine.request import Request
 from ragkv.errors import ModelInUseError
 from ragkv.prompt.render import render
 
@@ -60,7 +59,7 @@ def test_a_stream_is_read_by_async_for(make_engine):
     engine = make_engine()
     expected = engine.generate("Some words", max_new_tokens=6)
 
-    async def read() -> None:
+    async def read():
         async with engine.stream("Some words", max_new_tokens=6) as stream:
             assert "".join([piece async for piece in stream]) == expected.text
         assert stream.completion.token_ids == expected.token_ids
@@ -76,7 +75,7 @@ def test_an_async_reader_cannot_wait_for_itself(make_engine, monkeypatch):
     monkeypatch.setattr("ragkv.engine.stream._PATIENCE_S", 0.2)
     engine = make_engine()
 
-    async def read() -> None:
+    async def read():
         with engine.turn(), pytest.raises(ModelInUseError, match="outside"):
             await anext(engine.stream("Some words", max_new_tokens=3))
 
@@ -88,7 +87,7 @@ def test_who_waits_takes_no_thread_of_the_programs(make_engine, way):
     engine = make_engine()
     call = calls(engine, 3)[way]
 
-    async def scenario() -> None:
+    async def scenario():
         with engine.turn():  # nobody gets on
             waiting = [asyncio.create_task(call(f"Words {number}")) for number in range(READERS)]
             await asyncio.sleep(0.2)
@@ -107,14 +106,14 @@ def test_who_is_cancelled_lets_go_at_once(make_engine, monkeypatch, way):
     prompts = [f"Question {number:02}: {some_chunks(1)[0]}" for number in range(READERS)]
     prepare, prepared, begun = engine._pipeline._planner.plan, [], threading.Event()
 
-    def noted(request: Request, *given: Any, **more: Any) -> Any:
+    def noted(request, *given, **more):
         prepared.append(render(request.prompt, engine.tokenizer).text)
         begun.set()
         return prepare(request, *given, **more)
 
     monkeypatch.setattr(engine._pipeline._planner, "plan", noted)
 
-    async def scenario() -> None:
+    async def scenario():
         tasks = {prompt: asyncio.create_task(call(prompt)) for prompt in prompts}
         assert await asyncio.to_thread(begun.wait, 10)
         (runs,) = [prompt for prompt in prompts if prompt in prepared[0]]
@@ -134,13 +133,13 @@ def test_the_time_spent_waiting_counts(make_engine, *, asynchronous):
     engine = make_engine()
     chat = ChatRagKV(kv=engine, max_tokens=3, timeout=0.3)
 
-    async def ask() -> None:
+    async def ask():
         if asynchronous:
             await chat.ainvoke("Words")
         else:
             await asyncio.to_thread(chat.invoke, "Words")
 
-    async def scenario() -> None:
+    async def scenario():
         with engine.turn():
             began = time.monotonic()
             with pytest.raises(TimeoutError, match=r"0\.3"):
@@ -202,7 +201,7 @@ def test_a_call_that_is_cancelled_lets_go_of_the_model(make_engine, call):
     llm = RagKVLLM(kv=engine, max_new_tokens=100_000, context_window=200_000)
     asked = "Some words" if call == "acomplete" else [ChatMessage(content="Some words")]
 
-    async def give_up() -> None:
+    async def give_up():
         with pytest.raises(asyncio.TimeoutError):
             await asyncio.wait_for(getattr(llm, call)(asked), 0.3)
 

@@ -93,7 +93,7 @@ def test_a_model_that_is_refused_stays_as_it_was():
 def test_a_model_changes_its_dtype_between_requests_not_within_one():
     model, changed = tiny_model(), threading.Event()
 
-    def change() -> None:
+    def change():
         opened(model, tiny_tokenizer(), dtype="bfloat16")
         changed.set()
 
