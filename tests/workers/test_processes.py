@@ -13,8 +13,8 @@ import pytest
 from ingesting import StandIn
 
 from ragkv.ingest.documents import Document
-from ragkv.workers import processes
-from ragkv.workers.processes import store_in_processes
+from ragkv.workers import worker
+from ragkv.workers.worker import store_in_processes
 
 NAMES = [f"document {number}" for number in range(12)]
 
@@ -53,7 +53,7 @@ def test_an_engine_that_cannot_be_opened_is_an_error_of_the_call(tmp_path):
 @pytest.mark.parametrize("workers", [2, 3])
 def test_all_workers_are_busy_to_the_end(monkeypatch, workers):
     sizes = [300, *range(9), 7, 120, *range(40), 500, 3]
-    monkeypatch.setattr(processes, "_run", lambda _, batches, __: iter([batches]))
+    monkeypatch.setattr(worker, "_run", lambda _, batches, __: iter([batches]))
     documents = [Document(["a" * size]) for size in sizes]
     batches = next(store_in_processes(lambda: None, documents, workers))
     done = [0] * workers
