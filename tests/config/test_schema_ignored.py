@@ -157,7 +157,7 @@ def test_a_schema_that_is_too_deep_or_too_large():
 
 
 @pytest.mark.parametrize("beside", [{}, {"properties": {"n": N}}])
-def test_a_large_union_of_classes(beside: dict[str, Any]):
+def test_a_large_union_of_classes(beside):
     made = {
         f"C{n}": {"type": "object", "properties": {"kind": {"const": n}}, "required": ["kind"]}
         for n in range(300)
@@ -172,7 +172,7 @@ def test_a_large_union_of_classes(beside: dict[str, Any]):
     ("keyword", "other", "constant"),
     [("anyOf", "b", int), ("oneOf", "b", int), ("oneOf", "b{}", str)],
 )
-def test_an_object_with_two_large_unions(keyword: str, other: str, constant: Any):
+def test_an_object_with_two_large_unions(keyword, other, constant):
     def union(name: str) -> dict[str, Any]:
         names = [(name.format(n), constant(n)) for n in range(25)]
         return {keyword: [{"properties": {p: {"const": c}}, "required": [p]} for p, c in names]}
