@@ -9,8 +9,8 @@ import pytest
 from schemas import ignored, lets_through, writes
 
 from ragkv import Chat, DecodeConfig
-from ragkv.config import schema as schema_module
-from ragkv.config.schema import check_schema, resolved
+from ragkv.config import json_schema
+from ragkv.config.json_schema import check_schema, resolved
 from ragkv.errors import ConfigError
 
 N = {"type": "integer"}
@@ -103,7 +103,7 @@ def test_the_rest_is_followed(name):
 
 
 def test_each_is_said_once(caplog, monkeypatch):
-    monkeypatch.setattr(schema_module, "_logged", set())
+    monkeypatch.setattr(json_schema, "_logged", set())
     here = {"type": "object", "properties": {"file": {"type": "string", "format": "path"}}}
     there = {"type": "object", "properties": {"x": here, "y": {"uniqueItems": True}}}
     with caplog.at_level(logging.WARNING):

@@ -13,7 +13,7 @@ from ragkv import DecodeConfig, RagKV, ReuseConfig, SparseDecoding, StoreConfig
 from ragkv.cli.ask import ask
 from ragkv.cli.precompute import precompute
 from ragkv.cli.serve import serve
-from ragkv.config.options import DecodeOptions, ReuseOptions
+from ragkv.config.reuse import DecodeOptions, ReuseOptions
 from ragkv.serve.config import ServeConfig
 from ragkv.serve.fields import ChatFields, CompletionFields, ReuseFields
 
