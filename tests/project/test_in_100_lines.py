@@ -33,13 +33,13 @@ def test_are_at_most_100():
 @torch.no_grad()
 def test_logits_are_ragkvs(lines, monkeypatch, family, ratio):
     model, tokenizer, chunks = tiny_model(family), tiny_tokenizer(), some_chunks(3)
-    slots, run = [], planner.subset_forward
+    slots, run = [], planner.repair_forward
 
     def noted(loaded, subset):
         slots.append(torch.from_numpy(subset.rows))
         return run(loaded, subset)
 
-    monkeypatch.setattr(planner, "subset_forward", noted)
+    monkeypatch.setattr(planner, "repair_forward", noted)
     prompt = HEAD + "\n\n".join(chunks) + QUESTION
     with RagKV(model, tokenizer, store=":memory:") as kv:
         kv.precompute(chunks, sink=HEAD)
