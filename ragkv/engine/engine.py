@@ -241,8 +241,8 @@ class RagKV:
     ) -> Prefilled:
         """Repair the prompt's cache and return the next token's logits."""
         clock = Clock()
-        asked = prompt_of(prompt, chat_template_kwargs)
-        request = Request(asked, *self._configured(overrides), clock, named=self._named.take())
+        chat = prompt_of(prompt, chat_template_kwargs)
+        request = Request(chat, *self._configured(overrides), clock, named=self._named.take())
         with self._lifecycle:
             computed = self._pipeline.prefill(request)
             (logits, cache), plan = computed.prefilled, computed.plan
@@ -260,19 +260,19 @@ class RagKV:
             ``chat_template_kwargs``, variables of the chat template; ``retrieved``, the chunks
             retrieved for the prompt, each of which the report accounts for.
         """
-        request, decode = self._asked(prompt, **options)
+        request, decode = self._request(prompt, **options)
         with self._lifecycle:
             return self._complete(request, decode)
 
     def stream(self, prompt: Prompt, **options: Unpack[AnswerOptions]) -> CompletionStream:
         """Answer like :meth:`generate`, piece by piece, in a separate thread."""
-        request, decode = self._asked(prompt, **options)
+        request, decode = self._request(prompt, **options)
         return self._lifecycle.run_in_thread(
             partial(self._complete, request, decode),
             partial(CompletionStream, holds_model=partial(getattr, self._lock, "is_mine")),
         )
 
-    def _asked(
+    def _request(
         self,
         prompt: Prompt,
         *,
@@ -281,13 +281,13 @@ class RagKV:
         **options: Any,
     ) -> tuple[Request, DecodeConfig]:
         drawing = {name: options.pop(name) for name in DECODE_SETTINGS if name in options}
-        asked = prompt_of(prompt, chat_template_kwargs)
-        decode = with_calls(DecodeConfig(**drawing), asked, self.tokenizer)
+        chat = prompt_of(prompt, chat_template_kwargs)
+        decode = with_calls(DecodeConfig(**drawing), chat, self.tokenizer)
         clock, (config, method) = Clock(), self._configured(options)
         texts = tuple(text.strip() for text in check_texts(retrieved))
         named, most, decoder = self._named.take(), decode.max_new_tokens, self._decoder
         remote = None if decoder is None else decoder(self._loaded, self.namespace, decode)
-        return Request(asked, config, method, clock, most, texts, named, remote), decode
+        return Request(chat, config, method, clock, most, texts, named, remote), decode
 
     @typed_memory_errors
     def _complete(

@@ -40,7 +40,7 @@ _MOST_PRELOADED = 4
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Admitted:
-    """A located prompt that may use the model now, and the thread that reads its entries."""
+    """A located prompt whose turn it is, and the thread that reads its entries."""
 
     located: Located
     turn: Turn
@@ -108,7 +108,7 @@ class Pipeline:
             yield _Admitted(located, turn, ahead)
 
     def _locate(self, request: Request) -> Located:
-        """Tokenise the prompt, find its chunks, and open what can be reused."""
+        """Tokenise the prompt, find its chunks, and open their entries."""
         planner = self._planner
         with request.clock.step("find"):
             located = self._tokenize(request)
@@ -140,7 +140,7 @@ class Pipeline:
 
     @contextmanager
     def _preloading(self, ahead: ReadAhead, located: Located) -> Iterator[None]:
-        """Read the entries while the request waits, unless those of enough others are read."""
+        """Read the entries while the request waits, unless enough requests read theirs."""
         if not self._preloads.acquire(blocking=False):
             yield
             return
@@ -154,7 +154,7 @@ class Pipeline:
     def _turn(
         self, request: Request, located: Located, cancelled: Callable[[], bool] | None
     ) -> Iterator[Turn]:
-        """Wait until the request may use the model; other answers' steps run between its layers.
+        """Wait for the request's turn; other answers' steps run between its layers.
 
         Raises
         ------

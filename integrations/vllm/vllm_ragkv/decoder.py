@@ -109,7 +109,7 @@ class VllmAnswer:
                     if reason is not None:
                         break
         except ServerError:
-            server.instance = ""  # another vLLM may run there next
+            server.instance = ""  # another vLLM can run there next
             raise
         finally:
             if self._opens:

@@ -81,8 +81,8 @@ class Probes:
 
     def _answer(self, probe: _Probe, config: ReuseConfig) -> tuple[list[int], bool]:
         """Return the answer's tokens, and whether they contain the record."""
-        asked = Request(probe[0], config, method_of(config), Clock(), probe[2])
-        drawn = self._pipeline.generate(asked, DecodeConfig(probe[2]), listener=Listener())[1]
+        question = Request(probe[0], config, method_of(config), Clock(), probe[2])
+        drawn = self._pipeline.generate(question, DecodeConfig(probe[2]), listener=Listener())[1]
         text = str(self._tokenizer.decode(drawn.token_ids))
         return drawn.token_ids, is_copied(text, probe[1])
 
@@ -100,10 +100,10 @@ class Probes:
             order = draw.sample(chunks, count)
             if key in order[0]:  # the requested record is behind other chunks
                 order.reverse()
-            asked = "\n\n".join([*order, request(what, key)])
-            prompt: Prompt = f"{asked}\n\n"
+            text = "\n\n".join([*order, request(what, key)])
+            prompt: Prompt = f"{text}\n\n"
             if self._tokenizer.chat_template:
-                prompt = [{"role": "user", "content": asked}]
+                prompt = [{"role": "user", "content": text}]
             # the prompt contains the answer's beginning, so that reasoning models copy at once, too
             begun = render(prompt, self._tokenizer).text
             begun += statement(what, key, record).partition(f" {record}")[0]
