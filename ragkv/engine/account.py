@@ -10,9 +10,8 @@ from ragkv.decode.generate import Drawn
 from ragkv.engine.plan import Plan
 from ragkv.engine.request import Request
 from ragkv.explain import Facts, Lookup, explain, unsupported
-from ragkv.explain.earlier_answers import answer_warnings
-from ragkv.explain.miss_log import MissLog
 from ragkv.explain.misses import DAMAGED
+from ragkv.explain.warnings import MissLog, answer_warnings
 from ragkv.ingest.corpus import Corpus
 from ragkv.prompt.chat import Chat
 from ragkv.report.account import ChunkUse, Decoding, Miss, PromptTokens, ReuseReport, Source

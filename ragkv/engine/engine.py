@@ -18,21 +18,20 @@ from ragkv.answer.text import AnswerText, with_calls
 from ragkv.attend.graphs import release_kept
 from ragkv.config import DECODE_SETTINGS, DecodeConfig, ReuseConfig, StoreConfig
 from ragkv.config.options import AnswerOptions, ReuseOptions
-from ragkv.decode.generate import Drawn
+from ragkv.decode.generate import Drawn, stops_of
 from ragkv.decode.listener import Listener, Progress
-from ragkv.decode.stopping import stops_of
 from ragkv.engine.account import report_of, unsupported_account
 from ragkv.engine.check.quality import warn_if_garbled
 from ragkv.engine.check.verify import verified
 from ragkv.engine.pipeline import Pipeline
 from ragkv.engine.plan import Plan
-from ragkv.engine.request import RemoteDecoder, Request, check_calibration
+from ragkv.engine.request import Clock, RemoteDecoder, Request, check_calibration
 from ragkv.engine.reuse import Reuse
 from ragkv.engine.settings import check_limits, check_settings, tier_bytes
 from ragkv.engine.state import EngineStatus, info_of, status_of
 from ragkv.engine.stream import CompletionStream, OnText, Prefilled
 from ragkv.errors import ClosedError, ConfigError
-from ragkv.ingest.arguments import check_chunk, check_document, check_texts
+from ragkv.ingest.documents import check_chunk, check_document, check_texts
 from ragkv.model.flops import prefill_flops_of
 from ragkv.model.linear import arithmetic_of
 from ragkv.model.load import load_model
@@ -43,7 +42,6 @@ from ragkv.prompt.chat import prompt_of
 from ragkv.prompt.messages import Message
 from ragkv.prompt.render import Prompt, render, template_head
 from ragkv.report.account import PrecomputeReport, ReuseReport
-from ragkv.report.clock import Clock
 from ragkv.retrieve.named import NamedChunks
 from ragkv.schedule.lifecycle import Lifecycle
 from ragkv.schedule.requests import RequestQueue

@@ -19,7 +19,7 @@ from ragkv.decode.prefill import full_prefill, prefill_into
 from ragkv.decode.steps import Steps
 from ragkv.engine.plan import Computed, Located, Plan
 from ragkv.engine.planner import Planner
-from ragkv.engine.request import RemoteAnswer, Request
+from ragkv.engine.request import Clock, RemoteAnswer, Request
 from ragkv.errors import ConfigError, PromptTooLongError
 from ragkv.history.node import Rows
 from ragkv.model.loaded import LoadedModel
@@ -28,7 +28,6 @@ from ragkv.prompt.chat import TokenIds
 from ragkv.prompt.render import render
 from ragkv.prompt.token_bytes import read_ids
 from ragkv.prompt.tokens import IntArray, tokenize
-from ragkv.report.clock import Clock
 from ragkv.schedule.requests import RequestQueue, Turn
 from ragkv.select import Method
 from ragkv.splice.buffer import SplicedCache, spare_rows

@@ -1,7 +1,5 @@
 """A prompt's pass as a graph in parts: the rows and logits of the eager pass."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path

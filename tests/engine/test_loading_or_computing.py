@@ -1,7 +1,5 @@
 """Loading or computing, where bytes come slowly."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -21,7 +19,7 @@ from ragkv.store import ChunkStore, TieredStore
 from ragkv.store.backends.backend import Blob
 from ragkv.store.backends.memory import MemoryBackend
 from ragkv.store.names import digest_of_text, entries_of
-from ragkv.store.tiers.rates import Rate, is_slower
+from ragkv.store.tiered import Rate, is_slower
 
 Make = Callable[..., RagKV]
 

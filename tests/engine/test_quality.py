@@ -1,7 +1,5 @@
 """`ragkv check --quality`, and what an engine says of an unknown model when it is loaded."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -12,9 +10,8 @@ from transformers import StableLmConfig
 
 from ragkv import RagKV, ReuseConfig
 from ragkv.engine.check import quality
-from ragkv.engine.check.quality import Probes, measure
+from ragkv.engine.check.quality import Probes, Quality, is_copied, measure
 from ragkv.errors import ConfigError
-from ragkv.report.quality import Quality, is_copied
 
 Make = Callable[..., RagKV]
 

@@ -1,7 +1,5 @@
 """What transformers renames: an argument nobody reads, a hook nobody calls. An error, never an answer."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -17,7 +15,7 @@ from ragkv.attend import attention
 from ragkv.attend.forward import SubsetPass, ordinary_forward
 from ragkv.errors import UnsupportedModelError
 from ragkv.model import calls
-from ragkv.model.rope_probe import KeyProbe
+from ragkv.model.architecture import KeyProbe
 from ragkv.splice.buffer import SplicedCache
 from ragkv_bench.speed.bound import timed_prefill
 

@@ -1,7 +1,5 @@
 """The sizes that the project keeps to: code of each room, settings, commands, words."""
 
-from __future__ import annotations
-
 import ast
 import io
 import json
@@ -23,34 +21,34 @@ ROOT = Path(__file__).parents[2]
 # Lines of code: without docstrings, comments and blank lines. A room may only shrink: a commit that
 # raises a figure says which user gets what from it.
 CODE = {
-    "ragkv/answer": 441,
+    "ragkv/answer": 436,
     "ragkv/attend": 1294,
     "ragkv/chunk": 237,
     "ragkv/cli": 1178,
     "ragkv/client": 591,
-    "ragkv/config": 1148,
-    "ragkv/decode": 772,
-    "ragkv/engine": 2062,
-    "ragkv/explain": 308,
-    "ragkv/history": 602,
-    "ragkv/ingest": 401,
+    "ragkv/config": 1144,
+    "ragkv/decode": 771,
+    "ragkv/engine": 2089,
+    "ragkv/explain": 306,
+    "ragkv/history": 627,
+    "ragkv/ingest": 444,
     "ragkv/model": 1802,
-    "ragkv/prompt": 1475,
+    "ragkv/prompt": 1439,
     "ragkv/recompute": 290,
-    "ragkv/report": 860,
+    "ragkv/report": 816,
     "ragkv/retrieve": 148,
     "ragkv/schedule": 288,
-    "ragkv/select": 500,
+    "ragkv/select": 502,
     "ragkv/serve": 1617,
     "ragkv/splice": 609,
-    "ragkv/store": 3220,
+    "ragkv/store": 3166,
     "ragkv/workers": 112,
     "benchmarks/ragkv_bench": 4678,
     "benchmarks/tests": 3056,
     "examples": 547,
-    "integrations": 4809,
+    "integrations": 4808,
     "kernels": 2392,
-    "tests": 32096,
+    "tests": 31665,
 }
 LAYOUT = {
     tokenize.COMMENT,
