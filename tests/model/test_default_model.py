@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import saved
+from gguf_files import write_gguf
+from tiny import tiny_model
 
 from ragkv import RagKV
 from ragkv.errors import ConfigError, ModelNotFoundError, StoreError
@@ -16,11 +17,11 @@ from ragkv.model.default_model import default_model_folder
 
 
 @pytest.fixture
-def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Let a tiny model stand for the packaged one."""
-    saved(tmp_path / "package")
-    monkeypatch.setattr(default_model, "_package_folder", lambda: tmp_path / "package")
-    monkeypatch.setattr(default_model, "_FILE", None)
+    path = write_gguf(tmp_path / "package.gguf", tiny_model())
+    monkeypatch.setattr(default_model, "default_model_gguf", lambda: path)
+    return path
 
 
 def below_a_file(patch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -47,12 +48,12 @@ def no_home(patch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 UNWRITABLE = [below_a_file, full_disk, no_home]
 
 
-@pytest.mark.usefixtures("package")
 @pytest.mark.parametrize("place", UNWRITABLE)
 def test_it_is_loaded_without_the_cache_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: Any
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, package: Path, place: Any
 ) -> None:
-    with RagKV(tmp_path / "package", store=":memory:") as written:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "writable"))
+    with RagKV(package, store=":memory:") as written:
         expected = written.info.fingerprint
     place(monkeypatch, tmp_path)
     with RagKV(store=":memory:") as kv:
