@@ -9,8 +9,7 @@ from dataclasses import replace
 from transformers import PreTrainedTokenizerBase
 
 from ragkv.answer.completion import Completion, FinishReason, TokenLogprobs
-from ragkv.answer.pieces import TextPieces
-from ragkv.answer.spelling import spelled_logprobs
+from ragkv.answer.pieces import TextPieces, spelled_logprobs
 from ragkv.config import DECODE_SETTINGS, DecodeConfig
 from ragkv.config.decode import SchemaOrCall
 from ragkv.config.schema import DOCUMENT

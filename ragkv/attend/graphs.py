@@ -129,7 +129,7 @@ class Graphs:
         self._state: object = None
         self._refused = False
         self.captures = False
-        """Whether a pass is being captured: nothing else may be computed between its layers."""
+        """Whether a pass is being captured: nothing else must be computed between its layers."""
         self.replays = 0
         """Passes that were computed by a graph."""
 
@@ -165,7 +165,7 @@ class Graphs:
     def attention_of_query(
         self, loaded: ReusableModel, subset: SubsetPass, layers: Sequence[int], count: int
     ) -> torch.Tensor | None:
-        """Compute a pass up to the last of some layers, and what its last rows attend to there.
+        """Compute a pass up to the last of some layers, and its last rows' attention there.
 
         Parameters
         ----------

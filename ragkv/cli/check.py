@@ -19,7 +19,7 @@ from ragkv.report.plural import count
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ragkv.report.quality import Quality
+    from ragkv.engine.check.quality import Quality
 
 _YES_OR_NO = {True: "[green]yes[/]", False: "[red]no[/]"}
 

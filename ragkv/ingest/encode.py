@@ -13,8 +13,8 @@ from ragkv.chunk.encode import encode_chunks
 from ragkv.chunk.kv import ChunkKV
 from ragkv.chunk.sinks import Sink
 from ragkv.errors import ConfigError, StoreError
-from ragkv.ingest.arguments import check_chunks, check_document, check_seconds
 from ragkv.ingest.corpus import Corpus
+from ragkv.ingest.documents import check_chunks, check_document, check_seconds
 from ragkv.ingest.size import IngestionSize
 from ragkv.model.pool import Pool
 from ragkv.model.streams import side_stream

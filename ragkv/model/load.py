@@ -23,7 +23,13 @@ from ragkv.errors import (
     UnsupportedModelError,
     UnsupportedTokenizerError,
 )
-from ragkv.model.architecture import Architecture, backbone_of, describe, is_verified
+from ragkv.model.architecture import (
+    Architecture,
+    backbone_of,
+    describe,
+    is_verified,
+    probe_rope_kinds,
+)
 from ragkv.model.default_model import DEFAULT_MODEL, from_default
 from ragkv.model.fingerprint import fingerprint_of, state_of
 from ragkv.model.folders import check_place, near
@@ -32,7 +38,6 @@ from ragkv.model.linear import keep_float32
 from ragkv.model.loaded import LoadedModel, ReusableModel
 from ragkv.model.lock import lock_of
 from ragkv.model.memory import is_out_of_memory
-from ragkv.model.rope_probe import probe_rope_kinds
 from ragkv.model.rotary import RotaryTables
 
 _log = logging.getLogger(__name__)

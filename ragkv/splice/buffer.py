@@ -29,7 +29,7 @@ Place = Callable[[slice, tuple[torch.Tensor, torch.Tensor]], None]
 
 
 class BeforeWrite(Protocol):
-    """Callback before fresh rows replace some of a layer's rows; it can change the others."""
+    """Callback before fresh rows replace some of a layer's rows; it can change the rest."""
 
     def __call__(
         self,
@@ -70,7 +70,7 @@ class Shift:
 class SplicedLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
     """One layer of the buffer: ``keys`` and ``values`` ``[1, kv_heads, capacity, head_dim]``.
 
-    ``update`` writes at ``slots`` during a subset pass, and appends otherwise; its first call loads
+    ``update`` writes at ``slots`` during a subset pass, else appends; its first call loads
     lazy rows. Sliding-window layers keep every row too: their mask limits attention.
     """
 

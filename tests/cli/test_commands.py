@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 
 from ragkv.cli.main import app
 from ragkv.cli.texts import read_system_prompt, read_texts, split_text
+from ragkv.engine.check.quality import Quality
 from ragkv.errors import ConfigError
-from ragkv.report.quality import Quality
 
 
 @pytest.fixture
@@ -93,7 +93,7 @@ def test_the_dtype_and_the_device_can_be_said(model, texts, tmp_path):
 
 
 def test_another_model_or_size_replaces_nothing(model, texts, tmp_path):
-    """Everybody's default store is one: only a file's own former chunks go."""
+    """All projects share the default store: a changed file replaces only its own chunks."""
     other = saved(tmp_path / "elsewhere" / "tiny-model", seed=1)
     shared = [texts, "--store", tmp_path / "shared"]
     for changed in (

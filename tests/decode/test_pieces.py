@@ -10,8 +10,7 @@ from tiny import VOCAB, tiny_tokenizer
 from tokenizer_kinds import KINDS, tokenizer_of
 from tokenizers import AddedToken
 
-from ragkv.answer.pieces import TextPieces
-from ragkv.answer.spelling import AnswerSpelling
+from ragkv.answer.pieces import AnswerSpelling, TextPieces
 
 LONG = (
     "Some words, naïve façades, 東京の答え, \U0001f600\U0001f468\u200d\U0001f469 and\n\n  spaces. "

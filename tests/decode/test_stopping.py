@@ -94,10 +94,10 @@ def test_stop_texts_cost_nothing_before_the_first_token(
 def test_little_is_decoded_for_a_stop_text_in_a_long_answer(
     make_engine: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from ragkv.decode import stopping
+    from ragkv.decode.generate import StopTexts
 
     engine, lengths = make_engine(), []
-    ends = stopping.StopTexts(engine.tokenizer, ("\nQ",))
+    ends = StopTexts(engine.tokenizer, ("\nQ",))
     decode = type(engine.tokenizer).decode
 
     def counting(self: object, ids: list[int], **settings: object) -> object:

@@ -32,7 +32,7 @@ from ragkv.store.tiers.tier import MemoryTier
 
 Make = Callable[..., RagKV]
 ANEW = StoreConfig(MEMORY, history_bytes=0)
-"""No prompt continues a former one."""
+"""No prompt continues an earlier one."""
 CHUNKS = some_chunks(3)
 PROMPT = [{"role": "user", "content": "\n\n".join(CHUNKS) + "\n\nWhat does the text say?"}]
 

@@ -10,7 +10,7 @@ from typing import Any
 import healed_runs as runs
 import pytest
 import torch
-from former_prompts import is_former_behind, paths
+from earlier_prompts import is_earlier_behind, paths
 from healed_runs import A, B, C, D, Make
 from pausing import Pause
 from served import until
@@ -240,4 +240,4 @@ def test_of_a_run_that_is_healed_nothing_is_left_once_a_chunk_is_deleted(
     assert gone not in [
         chunk.text for run in runs.healing(engine)._runs.values() for chunk in run.chunks
     ]
-    assert not is_former_behind(runs.once_more(engine, [A, B, C]), gone)
+    assert not is_earlier_behind(runs.once_more(engine, [A, B, C]), gone)

@@ -21,7 +21,7 @@ from ragkv.store import ChunkStore, TieredStore
 from ragkv.store.backends.backend import Blob
 from ragkv.store.backends.memory import MemoryBackend
 from ragkv.store.names import digest_of_text, entries_of
-from ragkv.store.tiers.rates import Rate, is_slower
+from ragkv.store.tiered import Rate, is_slower
 
 Make = Callable[..., RagKV]
 

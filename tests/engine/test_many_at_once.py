@@ -51,7 +51,7 @@ def recorded_passes(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
 
 @pytest.fixture
 def make_engine(make_engine: Make) -> Make:
-    """Return engines that continue no former prompt: each answer is computed anew."""
+    """Return engines that keep no history: each answer is computed anew."""
     return partial(make_engine, store=StoreConfig(MEMORY, history_bytes=0))
 
 

@@ -12,9 +12,8 @@ from transformers import StableLmConfig
 
 from ragkv import RagKV, ReuseConfig
 from ragkv.engine.check import quality
-from ragkv.engine.check.quality import Probes, measure
+from ragkv.engine.check.quality import Probes, Quality, is_copied, measure
 from ragkv.errors import ConfigError
-from ragkv.report.quality import Quality, is_copied
 
 Make = Callable[..., RagKV]
 

@@ -72,7 +72,7 @@ def test_an_unknown_family_that_rotates_otherwise_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Cohere turns neighbouring channels: were that not known, its keys would be moved wrongly."""
-    monkeypatch.setattr("ragkv.model.rope_probe.TURNS", ("halves", "still"))
+    monkeypatch.setattr("ragkv.model.architecture.TURNS", ("halves", "still"))
     with pytest.raises(UnsupportedModelError, match="keys can be moved"):
         RagKV(family("cohere"), tiny_tokenizer(), store=":memory:")
     with RagKV(

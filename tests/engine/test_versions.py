@@ -13,7 +13,7 @@ import healed_runs as runs
 import numpy as np
 import pytest
 import torch
-from former_prompts import is_former_behind
+from earlier_prompts import is_earlier_behind
 from healed_runs import A, B, C, D, Make
 from store_entries import without_syncs  # noqa: F401
 from store_servers import redis_server, s3_server  # noqa: F401
@@ -202,7 +202,7 @@ def test_what_is_deleted_is_in_no_version_and_no_row(
     for chunks in ([A, B, C], [D, A, B, C]):
         out = runs.once_more(engine, chunks)
         assert "version" not in runs.sources(out)
-        assert not is_former_behind(out, gone)
+        assert not is_earlier_behind(out, gone)
         assert gone not in [use.text for use in out.report.chunks]
     assert runs.versions(engine) == runs.stored(engine) == []
 

@@ -17,7 +17,7 @@ from ragkv.attend import attention
 from ragkv.attend.forward import SubsetPass, ordinary_forward
 from ragkv.errors import UnsupportedModelError
 from ragkv.model import calls
-from ragkv.model.rope_probe import KeyProbe
+from ragkv.model.architecture import KeyProbe
 from ragkv.splice.buffer import SplicedCache
 from ragkv_bench.speed.bound import timed_prefill
 

@@ -60,7 +60,7 @@ def test_another_idea_of_how_keys_turn_is_another_fingerprint(
 ) -> None:
     """Entries keep keys turned back: those turned back otherwise must not be found."""
     found = load_model(made("cohere"), tiny_tokenizer())
-    monkeypatch.setattr("ragkv.model.rope_probe.TURNS", ("halves",))
+    monkeypatch.setattr("ragkv.model.architecture.TURNS", ("halves",))
     other = load_model(made("cohere"), tiny_tokenizer())
     assert found.fingerprint.weights == other.fingerprint.weights
     assert found.fingerprint.digest != other.fingerprint.digest

@@ -11,6 +11,7 @@ from typing import Literal
 import faiss
 import numpy as np
 import pytest
+from gguf_files import write_gguf
 from langchain_core.documents import Document
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import RunnableLambda
@@ -21,7 +22,6 @@ from llama_index.core.memory import ChatMemoryBuffer
 from llama_index.core.prompts import PromptTemplate
 from llama_index.core.tools import FunctionTool
 from pydantic import BaseModel
-from gguf_files import write_gguf
 from tiny import ask, some_chunks, tiny_model, tiny_tokenizer
 
 from ragkv import RagKV

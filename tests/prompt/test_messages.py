@@ -12,7 +12,7 @@ from templates import tokenizer_of
 from tiny import tiny_tokenizer
 from transformers import PreTrainedTokenizerBase
 
-from ragkv.config.template import _SET_BY_RAGKV
+from ragkv.config.checks import _SET_BY_RAGKV
 from ragkv.errors import ConfigError
 from ragkv.prompt.chat import Chat, prompt_of
 from ragkv.prompt.messages import normal_messages

@@ -60,7 +60,7 @@ def test_rows_move_alike_where_stretches_are_multiplied_together(
 def test_rows_that_former_prompts_recomputed_count_as_recomputed_now(
     make_engine: Make, monkeypatch: pytest.MonkeyPatch, family: str, batched: bool
 ) -> None:
-    """Each prompt chooses other tokens; how far the former's moved is known from their entries."""
+    """Each prompt chooses different tokens; the entries show the shift of those chosen earlier."""
     if batched:
         monkeypatch.setattr(drift, "_runs_together", lambda _: True)
     monkeypatch.setattr(drift, "STRETCH_TOKENS", 12)
@@ -80,9 +80,9 @@ def test_rows_that_former_prompts_recomputed_count_as_recomputed_now(
     stale = engine.prefill(PROMPT, recompute_ratio=0, history=False)
     out = engine.prefill(PROMPT, **how)
     now = places_of(out, Origin.RECOMPUTED)
-    former = set(places_of(out, Origin.REPAIRED))
+    repaired = set(places_of(out, Origin.REPAIRED))
     assert len(now) > 10
-    assert former > {*seen[0], *seen[1]}
+    assert repaired > {*seen[0], *seen[1]}
     assert compare(engine, stale, out, 12) > 100
 
 

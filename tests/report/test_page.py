@@ -6,7 +6,7 @@ import json
 import re
 import shutil
 import subprocess
-from dataclasses import asdict, replace
+from dataclasses import replace
 from html import escape, unescape
 from importlib.resources import files
 
@@ -172,8 +172,7 @@ def test_a_long_prompt_stays_small(answered):
         np.tile(report.trace.scores, times),
         attention=True,
     )
-    tokens = PromptTokens(**{name: count * times for name, count in asdict(report.tokens).items()})
-    long = replace(report, trace=trace, positions=report.positions * times, tokens=tokens)
+    long = replace(report, trace=trace, tokens=PromptTokens(report.positions * times))
     assert len(draw(long).encode()) < 1_000_000
 
 

@@ -39,7 +39,7 @@ def fields_of(loaded: LoadedModel, decode: DecodeConfig) -> dict[str, Any]:
     if decode.sparse != "off":
         lacks.append("sparse")
     if isinstance(decode, SchemaOrCall):
-        lacks.append("a JSON schema beside tools that may be called")
+        lacks.append("a JSON schema beside optional tools")
     if lacks:
         raise ConfigError(f"vLLM, which decodes here, does not support {', '.join(lacks)}: omit it")
     known = config_of(loaded.model).vocab_size

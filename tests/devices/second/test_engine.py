@@ -77,7 +77,7 @@ def test_versions_are_those_of_the_cpu(make_engine: Make, family: str) -> None:
 
 @pytest.mark.parametrize(("family", "ratio"), [("llama", 0.3), ("gemma3", 0.3), ("phi3", 1.0)])
 def test_a_conversation_goes_on(make_engine: Make, family: str, ratio: float) -> None:
-    """Rows of former turns wait in the host's memory, and new chunks are placed behind them."""
+    """Rows of earlier turns stay in host memory, and new chunks are placed behind them."""
     answers = []
     for device in ("cpu", DEVICE):
         engine, chat = make_engine(family, device=device, reuse=ReuseConfig()), PROMPT

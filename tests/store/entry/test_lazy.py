@@ -22,8 +22,8 @@ from tiny import SIZE, ask, some_chunks, tiny_model, tiny_tokenizer
 
 from ragkv import RagKV, StoreConfig
 from ragkv.chunk.kv import ChunkKV, LayeredKV
+from ragkv.engine.request import Clock
 from ragkv.model.calls import cache_in
-from ragkv.report.clock import Clock
 from ragkv.splice import place
 from ragkv.store import ChunkStore, TieredStore
 from ragkv.store.backends.backend import Blob
@@ -458,7 +458,7 @@ def test_layers_are_placed_as_they_are_wanted(
 
 def test_a_step_within_a_step_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
     ticks = SimpleNamespace(perf_counter=itertools.count().__next__)
-    monkeypatch.setattr("ragkv.report.clock.time", ticks)
+    monkeypatch.setattr("ragkv.engine.request.time", ticks)
     clock = Clock()
     with clock.step("outer"):
         with clock.step("inner"):

@@ -1,4 +1,4 @@
-"""Prompts take the rows that former prompts with the same tokens computed."""
+"""Prompts reuse rows that earlier prompts with the same tokens computed."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import former_prompts
+import earlier_prompts
 import hypothesis.strategies as st
 import numpy as np
 import pytest
 import torch
-from former_prompts import (
+from earlier_prompts import (
     CHUNKS,
     DRIFTING,
     PLACING,
@@ -40,8 +40,8 @@ from ragkv.select import get_method
 from ragkv.select.method import Sparse
 from ragkv.splice.layout import Origin
 
-make_engine = former_prompts.make_engine
-left = former_prompts.left
+make_engine = earlier_prompts.make_engine
+left = earlier_prompts.left
 
 # ---- exactness, whatever was asked before
 
@@ -324,8 +324,8 @@ def test_a_chat_chooses_among_its_new_chunks_alone(make_engine: Make) -> None:
     chat = ask(chunks=known)
     chat = and_then(chat, engine.generate(chat, max_new_tokens=6), f"{late}\n\nAnd this?")
     answer = engine.generate(chat, recompute_ratio=0.2, max_new_tokens=6)
-    *former, new = answer.report.chunks
-    assert [use.recomputed for use in former] == [0, 0, 0]
+    *known, new = answer.report.chunks
+    assert [use.recomputed for use in known] == [0, 0, 0]
     assert new.recomputed == round(0.2 * (new.reused + new.recomputed))
     again = engine.generate(and_then(chat, answer, "Why?"), max_new_tokens=6)
     assert again.report.tokens.recomputed == 0

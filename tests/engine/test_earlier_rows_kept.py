@@ -1,4 +1,4 @@
-"""What former prompts leave, how long, and for whom."""
+"""Rows left by earlier prompts: which, how long, and for whom."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import former_prompts
+import earlier_prompts
 import hypothesis.strategies as st
 import pytest
 import torch
-from former_prompts import (
+from earlier_prompts import (
     CHUNKS,
     Left,
     Make,
@@ -18,7 +18,7 @@ from former_prompts import (
     ask,
     assert_adds_up,
     assert_full,
-    is_former_behind,
+    is_earlier_behind,
     paths,
     taken,
 )
@@ -31,8 +31,8 @@ from ragkv.engine.planner import Planner
 from ragkv.history import history
 from ragkv.prompt.find import MIN_HEAD
 
-make_engine = former_prompts.make_engine
-left = former_prompts.left
+make_engine = earlier_prompts.make_engine
+left = earlier_prompts.left
 
 # ---- what is kept, and for whom
 
@@ -93,7 +93,7 @@ def test_what_is_deleted_is_in_no_former_prompt(make_engine: Make, what: str) ->
     gone = [each for each in CHUNKS if not engine.contains(each)]
     for text in gone:
         assert not [path for path in paths(engine) if text[:MIN_HEAD] in path]
-        assert not is_former_behind(engine.prefill(ask(), on_miss="skip"), text)
+        assert not is_earlier_behind(engine.prefill(ask(), on_miss="skip"), text)
     if gone != CHUNKS:
         assert taken(engine.prefill(ask("Why?"), on_miss="skip")) > 100
     assert len(gone) == (0 if what.startswith("no ") else 3 if what == "a document" else 1)
@@ -119,7 +119,7 @@ def test_a_deletion_cuts_the_paths_through_its_chunk_alone(
     assert kept.report.tokens.history_exact == before > 200
     assert not [path for path in paths(engine) if gone[:MIN_HEAD] in path]
     out = engine.prefill(through, on_miss="skip")
-    assert not is_former_behind(out, gone[:MIN_HEAD])
+    assert not is_earlier_behind(out, gone[:MIN_HEAD])
     assert out.report.tokens.history_exact > 100
     assert_full(engine, engine.prefill(through, recompute_ratio=1.0))
 
