@@ -1,7 +1,5 @@
 """The subset attention against one written out densely."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

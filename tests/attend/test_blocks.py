@@ -1,7 +1,5 @@
 """Sparse attention of decoding steps: against plain loops, and in whole answers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """A pass that fails leaves the cache's rows, the model and other passes as they were."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any

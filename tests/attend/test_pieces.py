@@ -1,7 +1,5 @@
 """Large passes and long chunks go in pieces: the same numbers, and nothing is left behind."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

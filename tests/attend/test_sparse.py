@@ -1,7 +1,5 @@
 """What recomputed rows see in the upper layers: against plain loops, and in whole passes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace

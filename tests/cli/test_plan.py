@@ -1,7 +1,5 @@
 """`ragkv plan`: bytes by codec off the configuration, and where loading breaks even."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """``ragkv precompute`` by several workers, and interrupted: what it stores and reports."""
 
-from __future__ import annotations
-
 import json
 import re
 import signal

@@ -1,7 +1,5 @@
 """Each setting is defined once, by a dataclass field: what repeats it is compared with the field."""
 
-from __future__ import annotations
-
 import inspect
 import re
 from collections.abc import Callable

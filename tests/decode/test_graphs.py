@@ -1,7 +1,5 @@
 """Steps as captured graphs: the same tokens, whoever shares them, and never a stale one."""
 
-from __future__ import annotations
-
 import copy
 import gc
 import logging

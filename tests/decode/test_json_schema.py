@@ -1,7 +1,5 @@
 """Answers follow a JSON schema, whatever the model would rather say."""
 
-from __future__ import annotations
-
 import json
 import random
 import string

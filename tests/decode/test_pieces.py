@@ -1,7 +1,5 @@
 """From tokens to text, piece by piece."""
 
-from __future__ import annotations
-
 import copy
 import random
 

@@ -1,7 +1,5 @@
 """A long prompt is prefilled a piece at a time, with what a whole prefill computes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

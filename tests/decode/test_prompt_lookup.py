@@ -1,7 +1,5 @@
 """Prompt lookup decoding changes the number of steps, and nothing else."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Where an answer ends: at a stop text in the answer, and nowhere else."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any

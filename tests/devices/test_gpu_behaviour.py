@@ -1,7 +1,5 @@
 """What only a GPU makes models and memory do, made to happen here."""
 
-from __future__ import annotations
-
 import copy
 import gc
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """The tests on a device beside the CPU, a GPU or what stands for one, in processes of their own."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

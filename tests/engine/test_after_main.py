@@ -1,7 +1,5 @@
 """Threads that go on when the main thread has ended: Python's own pools refuse work then."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Many readers in one event loop: who waits costs no thread of the program's."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import threading

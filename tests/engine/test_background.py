@@ -1,7 +1,5 @@
 """What an engine remembers of the chunks that were named."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 

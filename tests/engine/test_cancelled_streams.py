@@ -1,7 +1,5 @@
 """Readers who leave before an answer is there."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import threading

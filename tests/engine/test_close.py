@@ -1,7 +1,5 @@
 """Closing an engine while others still use it, and using one that is closed."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Prompts reuse rows that earlier prompts with the same tokens computed."""
 
-from __future__ import annotations
-
 import itertools
 import zlib
 from collections.abc import Callable
@@ -135,7 +133,7 @@ def test_chunks_behind_exact_rows_are_repaired(make_engine: Make) -> None:
     assert report.tokens.exact == report.tokens.sink + report.tokens.history_exact
 
 
-def test_a_chunk_in_which_a_former_prompt_ends_is_one(make_engine: Make) -> None:
+def test_a_chunk_in_which_a_earlier_prompt_ends_is_one(make_engine: Make) -> None:
     engine, (first, second) = make_engine(), some_chunks(2)
     engine.precompute([first, second])
     engine.generate(f"{first}\n\n{second[:120]}", recompute_ratio=1.0, max_new_tokens=1)

@@ -1,7 +1,5 @@
 """Rows left by earlier prompts: which, how long, and for whom."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -78,7 +76,7 @@ DELETIONS: dict[str, Callable[[RagKV], object]] = {
 
 
 @pytest.mark.parametrize("what", DELETIONS)
-def test_what_is_deleted_is_in_no_former_prompt(make_engine: Make, what: str) -> None:
+def test_what_is_deleted_is_in_no_earlier_prompt(make_engine: Make, what: str) -> None:
     """Neither in one that runs meanwhile, nor in one that is not settled yet."""
     engine, other = make_engine(), ask("And this?", [*CHUNKS[:0:-1], "Else."])
     engine.precompute(CHUNKS, document="manual")

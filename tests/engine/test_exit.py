@@ -1,7 +1,5 @@
 """A script ends although there is much to heal: within a layer, as it gives way to a request."""
 
-from __future__ import annotations
-
 import json
 import threading
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """A process that has computed forks: its child computes, or gets a typed error; it never hangs."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Runs that are asked for together are computed exactly while no request runs."""
 
-from __future__ import annotations
-
 import itertools
 import threading
 import time

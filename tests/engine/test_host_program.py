@@ -1,7 +1,5 @@
 """What the program around does with torch and with the model, before and between calls."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

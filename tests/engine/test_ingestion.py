@@ -1,7 +1,5 @@
 """Ingestion step by step: what is computed, written and waited for at the same time."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Iterator

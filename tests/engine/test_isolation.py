@@ -1,7 +1,5 @@
 """What an engine must not take from others, or from itself: locks, caches, named chunks, verdicts."""
 
-from __future__ import annotations
-
 import copy
 import itertools
 import time

@@ -1,7 +1,5 @@
 """Loading or computing, where bytes come slowly."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path

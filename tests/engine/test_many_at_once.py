@@ -1,7 +1,5 @@
 """Many callers at once: each gets the answer that it gets alone."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import Callable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """The entries of a request that waits are read before its turn."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable

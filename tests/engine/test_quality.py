@@ -1,7 +1,5 @@
 """`ragkv check --quality`, and what an engine says of an unknown model when it is loaded."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 from typing import Any

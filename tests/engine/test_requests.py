@@ -1,7 +1,5 @@
 """Which request begins when."""
 
-from __future__ import annotations
-
 import gc
 import threading
 import time
@@ -284,9 +282,3 @@ def test_log_probabilities_are_the_models_own(make_engine: Make, settings: dict[
         list(stream)
     assert stream.logprobs == stream.completion.logprobs
     assert stream.logprobs[0].top == ()
-
-
-@pytest.mark.parametrize("wrong", [{"logprobs": 21}, {"logprobs": True}, {"ignore_eos": 1}])
-def test_wrong_settings_are_refused(make_engine: Make, wrong: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=next(iter(wrong))):
-        make_engine().generate(PROMPT, **wrong)

@@ -1,7 +1,5 @@
 """One model used through several objects, and from several threads, at once."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor

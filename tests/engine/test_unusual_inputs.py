@@ -1,7 +1,5 @@
 """Tokenizers, models and calls that are right, and that few others have."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from typing import Any
@@ -209,8 +207,3 @@ def test_pieces_are_the_text_behind_many_special_tokens() -> None:
     shortening.add_special_tokens({"additional_special_tokens": ["<|im_end|>"]})
     pieces = TextPieces(shortening, ())
     assert "".join(map(pieces.feed, ids)) + pieces.finish() == pieces.text()
-
-
-def test_a_stop_text_that_nobody_can_write_is_refused(make_engine: Make) -> None:
-    with pytest.raises(ConfigError, match="stop must be"):
-        make_engine().generate("Words", stop="\ud800")

@@ -1,7 +1,5 @@
 """`ragkv check`: the invariants on a loaded model, and that a broken one is found out."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

@@ -1,7 +1,5 @@
 """Contextual versions of chunks: who leaves them, who takes them, and the store."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import secrets

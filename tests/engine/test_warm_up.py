@@ -1,7 +1,5 @@
 """What the first answer of a process would wait for is done beforehand."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

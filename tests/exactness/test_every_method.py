@@ -1,7 +1,5 @@
 """What every method must keep, a new one in ``ragkv/select/rules/`` included."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

@@ -4,8 +4,6 @@ The reference is transformers' own forward pass over the same token ids, on tiny
 models of every supported family.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """The fault campaign, in short: each fault once, and a moment of threads and processes."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Memory that runs out anywhere on a request's way costs that request alone."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from functools import partial

@@ -1,7 +1,5 @@
 """A store that does not answer holds up one call, and not each; what it had is there again."""
 
-from __future__ import annotations
-
 import secrets
 import time
 from collections.abc import Callable, Iterator

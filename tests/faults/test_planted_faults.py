@@ -1,7 +1,5 @@
 """Planted faults: whatever happens to a store, an answer is right or a miss."""
 
-from __future__ import annotations
-
 import errno
 import io
 import json

@@ -1,7 +1,5 @@
 """The soak, in short: a tiny model, twenty seconds; and that it would see what is wrong."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Nothing is lost where a store fails for a moment, or others work at the same time."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import threading

@@ -1,7 +1,5 @@
 """The tree of earlier prompts, against a list of all prompts that were given to it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

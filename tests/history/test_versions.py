@@ -1,7 +1,5 @@
 """Which version of a chunk is taken, and which are kept."""
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Sequence
@@ -80,19 +78,6 @@ def test_what_must_not_be_used_is_not() -> None:
     assert [each.is_alike(whole) for each in kept.of("F", MODEL) or ()] == [True]
     kept.drop_unknown(set("AEF").__contains__)
     assert len(kept) == 0
-
-
-def test_of_a_chunk_the_least_used_version_is_evicted() -> None:
-    kept = ChunkVersions(per_chunk=2)
-    first, second, third = (version("D", prefix) for prefix in ("A", "B", "C"))
-    kept.add(first)
-    kept.add(second)
-    assert take(kept, "D", ["A"]) is first
-    kept.add(third)
-    assert len(kept) == 2
-    assert take(kept, "D", ["A"]) is first
-    assert take(kept, "D", ["B"]) is None
-    assert take(kept, "D", ["C"]) is third
 
 
 def test_the_least_worth_goes() -> None:

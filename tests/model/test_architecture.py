@@ -1,7 +1,5 @@
 """Models as they are in the wild: configurations that say too much, parts of larger models."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The packaged model where the cache folder cannot be written, as in a container."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What keys and values depend on is in the fingerprint; what a tokenizer was told is not in a prompt."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

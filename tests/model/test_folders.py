@@ -1,7 +1,5 @@
 """A model's folder that is missing, or has no model in it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Passes on a CPU multiply matrices by oneDNN, and nothing else changes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial

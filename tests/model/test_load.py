@@ -1,7 +1,5 @@
 """What is given beside a model: dtype, device, tokenizer; what is known of its length."""
 
-from __future__ import annotations
-
 import copy
 import threading
 from pathlib import Path
@@ -104,7 +102,7 @@ def test_a_model_changes_its_dtype_between_requests_not_within_one() -> None:
     assert model.dtype == torch.bfloat16
 
 
-@pytest.mark.parametrize("dtype", ["int32", torch.int8, "bool"])
+@pytest.mark.parametrize("dtype", ["int32", torch.int8, "bool", "float99"])
 def test_a_dtype_that_no_model_computes_in_is_refused(dtype: Any) -> None:
     with pytest.raises(ConfigError, match="dtype"):
         opened(tiny_model(), tiny_tokenizer(), dtype=dtype)

@@ -1,7 +1,5 @@
 """The lock around the model, and the threads that it ends."""
 
-from __future__ import annotations
-
 import threading
 
 import pytest

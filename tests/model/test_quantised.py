@@ -1,7 +1,5 @@
 """Products with the weights of a quantised file: near float32's, in passes and steps alone."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 from unittest.mock import Mock

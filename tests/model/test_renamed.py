@@ -1,7 +1,5 @@
 """What transformers renames: an argument nobody reads, a hook nobody calls. An error, never an answer."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Families that turn their keys otherwise than Llama: found out when they are loaded."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

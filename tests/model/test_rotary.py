@@ -1,7 +1,5 @@
 """Rotation, its inverse, and re-positioning (DESIGN.md, what always holds, 3)."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from tiny import FAMILIES, tiny_model

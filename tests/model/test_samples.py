@@ -1,7 +1,5 @@
 """Weights that are written through ``.data``, which torch does not count: adapters merged, files loaded."""
 
-from __future__ import annotations
-
 import gc
 import weakref
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The memory that requests use in turn."""
 
-from __future__ import annotations
-
 import gc
 import weakref
 from collections.abc import Callable

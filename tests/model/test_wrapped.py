@@ -1,7 +1,5 @@
 """A model inside a wrapper of torch's or PEFT's is taken out, or refused in one line."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any

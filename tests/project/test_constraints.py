@@ -1,7 +1,5 @@
 """The tested versions fit one another, and an ordinary package index has them."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

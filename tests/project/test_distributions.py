@@ -1,7 +1,5 @@
 """What is released: six distributions in step, none with another's files, each complete."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

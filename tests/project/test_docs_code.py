@@ -1,7 +1,5 @@
 """Every Python block of the documents, run over a tiny model."""
 
-from __future__ import annotations
-
 import json
 import re
 from functools import reduce

@@ -1,7 +1,5 @@
 """What an error says about an extra works where ragkv was installed from."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The repository itself: what must not be in it, which way imports go, that documents hold."""
 
-from __future__ import annotations
-
 import ast
 import importlib
 import re

@@ -1,7 +1,5 @@
 """Every table of figures is written from a committed result, and says where it was measured."""
 
-from __future__ import annotations
-
 import json
 import re
 from fnmatch import fnmatch

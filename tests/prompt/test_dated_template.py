@@ -1,7 +1,5 @@
 """Chat templates that write the day's date: chunks serve on other days, too."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from datetime import datetime

@@ -1,7 +1,5 @@
 """ChunkFinder against a slow reference that shares no code with it, and the cases by name."""
 
-from __future__ import annotations
-
 import threading
 from functools import cache
 
@@ -227,6 +225,8 @@ def test_one_at_a_time_makes_few_indexes() -> None:
 DOCUMENT, MARK = A + B, "#" * 60
 MARKED = [MARK, MARK + "a" * 60, MARK + "b" * 60, MARK + "c" * 60]
 SHORT = A[: MIN_HEAD - 1]
+LONGER, BY_CHANCE = A[:100] + B + C, A[:100] + B[:9] + C
+OVERLAPPING = [(A + B + C)[start : start + 200].strip() for start in range(0, len(A + B + C), 150)]
 
 
 @pytest.mark.parametrize(
@@ -239,38 +239,28 @@ SHORT = A[: MIN_HEAD - 1]
         (MARKED, [text + end for text in MARKED for end in ("", "!", "~", "b" * 9)]),
         ([A, B], [f"Context: {A[:cut]}{end}" for cut in (MIN_HEAD, 100) for end in ("", f"\0{B}")]),
         ([A, B], [A[: MIN_HEAD + 1], A[:-1], SHORT, A[1:], SHORT + "\n" * 50]),
+        ([LONGER, B], [LONGER[:-1], A[:100] + B[:-1]]),
+        ([BY_CHANCE, B], [A[:100] + B]),
+        (OVERLAPPING, ["\n\n".join(OVERLAPPING), A + B + C]),
         ([A[:90] + B[:50] + A[:90] + C], [f"-{A[:90]}{B[:50]}{A[:90]}{C}-", A[:90] * 2 + B[:50]]),
     ],
-    ids=["repeated", "nested", "overlap", "no room", "one head", "cut", "short", "own head again"],
+    ids=[
+        "repeated",
+        "nested",
+        "overlap",
+        "no room",
+        "one head",
+        "cut",
+        "short",
+        "cut before a whole one",
+        "on by chance",
+        "splitter",
+        "own head again",
+    ],
 )
 def test_cases_by_name_agree_with_the_reference(texts: list[str], prompts: list[str]) -> None:
     for prompt in prompts:
         compare(texts, prompt)
-
-
-def test_cut_off_chunk_never_swallows_a_whole_one() -> None:
-    longer = A[:100] + B + C
-    finder = ChunkFinder([longer, B])
-    assert where(finder, longer[:-1]) == [(A[:100], longer), (B, B)]
-    # The cut chunk goes on as the next one begins, by chance.
-    assert where(ChunkFinder([A[:100] + B[:9] + C, B]), A[:100] + B) == [
-        (A[:100], A[:100] + B[:9] + C),
-        (B, B),
-    ]
-
-
-def test_cut_off_chunk_gives_way_to_a_longer_cut_off_one() -> None:
-    first = A[:100] + B[:60] + C
-    assert where(ChunkFinder([first, B]), A[:100] + B[:-1]) == [(A[:100], first), (B[:-1], B)]
-
-
-def test_splitters_overlap() -> None:
-    document = A + B + C
-    chunks = [document[start : start + 200].strip() for start in range(0, len(document), 150)]
-    finder = ChunkFinder(chunks)
-    assert where(finder, "\n\n".join(chunks)) == [(chunk, chunk) for chunk in chunks]
-    covered = sum(len(part) for part, _ in where(finder, document))
-    assert covered > 0.7 * len(document)
 
 
 def test_thousands_of_chunks_with_one_head() -> None:

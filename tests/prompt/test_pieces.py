@@ -1,7 +1,5 @@
 """A text that is tokenised in pieces has the tokens of the whole text, for every tokenizer."""
 
-from __future__ import annotations
-
 import pydoc_data.topics
 from functools import cache
 

@@ -1,7 +1,5 @@
 """Copy repair while the answer is generated: against plain loops, and in whole answers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """What is not recomputed moves like what is: against plain loops, in many families."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -57,7 +55,7 @@ def test_rows_move_alike_where_stretches_are_multiplied_together(
 @pytest.mark.parametrize(
     ("family", "batched"), [("llama", False), ("llama", True), ("gemma3", False), ("phi3", False)]
 )
-def test_rows_that_former_prompts_recomputed_count_as_recomputed_now(
+def test_rows_that_earlier_prompts_recomputed_count_as_recomputed_now(
     make_engine: Make, monkeypatch: pytest.MonkeyPatch, family: str, batched: bool
 ) -> None:
     """Each prompt chooses different tokens; the entries show the shift of those chosen earlier."""

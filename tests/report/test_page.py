@@ -1,7 +1,5 @@
 """The page that shows where a prompt's tokens came from."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil
@@ -86,7 +84,7 @@ def test_there_is_a_mark_for_every_token(engine):
     assert counts == [tokens.sink, tokens.reused, tokens.recomputed, tokens.fresh]
 
 
-def test_tokens_of_a_former_prompt_are_marked(engine):
+def test_tokens_of_a_earlier_prompt_are_marked(engine):
     chat = [{"role": "user", "content": "\n\n".join(some_chunks(4)) + "\n\nSo?"}]
     ascii_report(engine)
     plain = Reader(draw(engine.prefill(chat).report))

@@ -1,7 +1,5 @@
 """Reports made again from their dictionaries, and the numbers in their words."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import replace

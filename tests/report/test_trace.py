@@ -1,7 +1,5 @@
 """What the page is drawn from: the trace, a prompt's parts, ranks, words."""
 
-from __future__ import annotations
-
 import json
 import pickle
 from dataclasses import replace

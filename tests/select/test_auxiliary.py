@@ -1,7 +1,5 @@
 """The auxiliary model's scores of many chunks, against a pass of transformers for each."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 

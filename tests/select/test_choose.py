@@ -1,7 +1,5 @@
 """Choosing tokens: budgets, windows, rules, mapping between tokenizers."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import re
@@ -53,11 +51,6 @@ def chosen_of(method: Method, where: Scene, ratio: float) -> list[int]:
 
 
 CACHED, FRESH = int(Origin.CACHED), int(Origin.FRESH)
-
-
-def test_the_highest_scores_are_chosen() -> None:
-    where = scene([FRESH, CACHED, CACHED, FRESH, CACHED, CACHED])
-    assert chosen_of(by_score([0.1, 0.4, 0.3, 0.2]), where, 0.5) == [2, 4]
 
 
 @pytest.mark.parametrize(("ratio", "expected"), [(0.0, []), (1.0, [1, 2, 4, 5])])

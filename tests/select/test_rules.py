@@ -1,7 +1,5 @@
 """The rules after published methods, each against a plain reference of its own."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -89,7 +87,7 @@ def eager_attention(ids: list[int], family: str) -> list[npt.NDArray[np.float32]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_cacheblend_scores_are_the_difference_to_a_full_prefill_at_layer_1(
+def test_cacheblend_takes_the_largest_differences_to_a_full_prefill_at_layer_1(
     make_engine: Make, family: str
 ) -> None:
     got = run(make_engine, "cacheblend", family)
@@ -101,6 +99,9 @@ def test_cacheblend_scores_are_the_difference_to_a_full_prefill_at_layer_1(
     ]
     assert max(expected) > 0.1
     np.testing.assert_allclose(got.scores, expected, rtol=1e-3, atol=1e-5)
+    chosen = recomputed(got)
+    assert len(chosen) == round(0.3 * len(got.cached))
+    assert set(got.cached[np.argsort(-got.scores)[: len(chosen)]].tolist()) == chosen
     # layers 0 and 1 are exact for all tokens, and the others as they were
     tokens = len(got.out.token_ids)
     for before, after, full in zip(got.before, got.after, reference, strict=True):
@@ -108,13 +109,6 @@ def test_cacheblend_scores_are_the_difference_to_a_full_prefill_at_layer_1(
             torch.testing.assert_close(after[layer, :, :tokens], full[layer], atol=2e-5, rtol=1e-4)
         assert not torch.allclose(before[1, :, got.cached], full[1][:, got.cached], atol=1e-2)
         assert torch.equal(before[2:], after[2:])
-
-
-def test_cacheblend_chooses_the_largest_differences(make_engine: Make) -> None:
-    got = run(make_engine, "cacheblend")
-    chosen = recomputed(got)
-    assert len(chosen) == round(0.3 * len(got.cached))
-    assert set(got.cached[np.argsort(-got.scores)[: len(chosen)]].tolist()) == chosen
 
 
 @pytest.mark.parametrize("name", ["cacheblend", "cachecraft"])

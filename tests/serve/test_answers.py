@@ -1,7 +1,5 @@
 """Chat and text completions: what the engine says, in OpenAI's form."""
 
-from __future__ import annotations
-
 import pytest
 from served import CHAT, CHUNKS, TEXT, chat, client_of, events
 from threads import each_in_a_thread

@@ -1,7 +1,5 @@
 """Aligning cached chunks with the prompt's tokens."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """What every store does, whatever it stands on."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Stats, verify and copy, over the simplest backend."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing

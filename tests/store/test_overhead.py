@@ -1,7 +1,5 @@
 """Cache-Craft's formulas, against plain loops."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

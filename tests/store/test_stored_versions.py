@@ -1,7 +1,5 @@
 """Versions in a store: what comes back, what is refused, and what deletes them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Chats that ask again, what they leave, and how their rows compare with a full prefill."""
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """A server of ragkv over an engine: uvicorn in a thread, on a free port of this machine."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager

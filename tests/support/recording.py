@@ -1,7 +1,5 @@
 """What stands in for CUDA graphs where there is no GPU: it calls the function again."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

@@ -1,7 +1,5 @@
 """A stub of ``ragkv serve`` over HTTP, and clients of it."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import threading

@@ -1,6 +1,4 @@
-"""Workers in processes: killed ones, documents that kill, errors, a parent that ends."""
-
-from __future__ import annotations
+"""Ingestion workers: their rows, killed processes, errors, a parent that ends."""
 
 import os
 import subprocess
@@ -11,11 +9,14 @@ from pathlib import Path
 
 import pytest
 from ingesting import StandIn
+from tiny import some_chunks
 
 from ragkv.ingest.documents import Document
 from ragkv.workers import processes
 from ragkv.workers.processes import store_in_processes
+from ragkv.workers.worker import IngestWorker, total
 
+CHUNKS = some_chunks(6)
 NAMES = [f"document {number}" for number in range(12)]
 
 
@@ -78,3 +79,36 @@ def test_workers_end_with_whoever_reads(tmp_path):
             time.sleep(0.02)
         parent.kill()
     parent.wait()
+
+
+@pytest.fixture
+def ingest(make_engine, tmp_path) -> IngestWorker:
+    opened = partial(make_engine, store=tmp_path, layers=2)
+    return IngestWorker(opened, threads=1, expires_in=3600)
+
+
+def test_a_row_has_a_document_s_outcome(ingest):
+    ingest.store([Document([CHUNKS[0]])])
+    expected = {
+        "existing": [CHUNKS[0]],
+        "stored": [f" {CHUNKS[1]}\n"],
+        "stored, in part": CHUNKS[:3],
+        "skipped": ["short"],
+        "skipped, empty": [],
+        "failed": ["\ud800" + CHUNKS[4]],
+        "stored behind it": [CHUNKS[5]],
+    }
+    rows = ingest.store([Document(texts, name) for name, texts in expected.items()])
+    assert [row["document"] for row in rows] == list(expected)
+    assert all(row["document"].startswith(row["status"]) for row in rows)
+    assert all(bool(row["reason"]) == (row["status"] == "failed") for row in rows)
+    assert (total(rows, 2.5).new, total(rows, 2.5).skipped, total(rows, 2.5).seconds) == (3, 1, 2.5)
+    stored, kv = [*CHUNKS[:3], CHUNKS[5]], ingest._kv
+    assert all(3000 < kv._store.expiry(text) - time.time() < 3601 for text in stored)
+
+
+def test_previous_chunks_of_a_document_go(ingest):
+    first = ingest.store([Document(CHUNKS[:2], "whole"), Document(CHUNKS[1:3], "other")])
+    assert [row["new"] for row in first] == [3, 0]
+    assert ingest.store([Document(CHUNKS[3:4], "whole")])[0]["removed"] == 1
+    assert [ingest._kv.contains(text) for text in CHUNKS[:4]] == [False, True, True, True]

@@ -1,7 +1,5 @@
 """An engine on a device other than the CPU gives the same answers."""
 
-from __future__ import annotations
-
 import math
 import os
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """An engine on a device other than the CPU: no race, no needless waiting."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any

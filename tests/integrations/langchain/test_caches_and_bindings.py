@@ -1,7 +1,5 @@
 """What LangChain's users are used to: caches of answers, configurations, bound settings, dates."""
 
-from __future__ import annotations
-
 import asyncio
 import copy
 import pickle

@@ -1,7 +1,5 @@
 """Deletions by LangChain's ``index`` and by document reach the chunk caches."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """``RagKVTransform(by_document=True)`` where a call sees a part of a document."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import sys

@@ -1,7 +1,5 @@
 """Deletions in LlamaIndex reach the chunk caches."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Predicted shifts against plain loops in float64."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from ragkv_kernels import Stretches, twins

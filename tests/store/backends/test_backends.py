@@ -1,7 +1,5 @@
 """What every backend does, whatever it stands on."""
 
-from __future__ import annotations
-
 import random
 import secrets
 import threading

@@ -1,7 +1,5 @@
 """Keys that somebody damaged, in every backend: no reader fails, and healing removes them."""
 
-from __future__ import annotations
-
 import re
 import sqlite3
 import time

@@ -1,7 +1,5 @@
 """The disk store: files, namespaces, several openers, budgets, read-only service."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Stores that are named by a URL: how they are opened, and what an engine does without them."""
 
-from __future__ import annotations
-
 import logging
 import secrets
 import sys

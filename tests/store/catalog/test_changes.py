@@ -1,7 +1,5 @@
 """Following a store costs what has changed, not what is there."""
 
-from __future__ import annotations
-
 from contextlib import closing
 from typing import Any, NoReturn
 

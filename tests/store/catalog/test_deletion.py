@@ -1,7 +1,5 @@
 """Forgetting works on a full file system, and in a place that was emptied and filled again."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Chunks that belong to documents, and chunks that expire: in every store, and by the engine."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace

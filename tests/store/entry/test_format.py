@@ -1,7 +1,5 @@
 """The entry format: what the file holds, and that no byte of it can lie."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict, replace
 from pathlib import Path

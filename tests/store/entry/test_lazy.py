@@ -1,7 +1,5 @@
 """Entries loaded layer by layer while the layers before are computed."""
 
-from __future__ import annotations
-
 import gc
 import itertools
 import re

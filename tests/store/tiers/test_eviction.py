@@ -1,7 +1,5 @@
 """A bounded store evicts chunks for new ones."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """The memory tier: its budget, its order, its cost, and how it stands over a disk."""
 
-from __future__ import annotations
-
 import random
 import threading
 import time

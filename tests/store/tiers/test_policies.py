@@ -1,7 +1,5 @@
 """PGDSF against a plain loop over all entries; admission."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from itertools import chain

@@ -1,7 +1,5 @@
 """Tiers over a store: budgets, swapping out once, deletions below, eviction below."""
 
-from __future__ import annotations
-
 import random
 import threading
 import time

@@ -1,21 +1,21 @@
-"""What a long ingestion says while it runs, at its end, and where the disk fills midway."""
-
-from __future__ import annotations
+"""Messages of an ingestion: size, progress, end; disks that are too small or fill midway."""
 
 import errno
 import itertools
 import re
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from tiny import UNEVEN, some_chunks
 
 from ragkv import RagKV, StoreConfig
 from ragkv.errors import StoreFullError
+from ragkv.ingest.size import IngestionSize
 from ragkv.report import ingestion_progress
 from ragkv.store.backends import files
 
@@ -75,12 +75,18 @@ def test_the_first_line_has_the_time_left(
 
 
 @pytest.mark.usefixtures("at_once")
+@pytest.mark.parametrize("show", [True, None])
 def test_a_terminal_has_a_bar_and_no_lines(
-    make_engine: Make, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    make_engine: Make,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    show: bool | None,
 ) -> None:
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    make_engine().precompute(some_chunks(4), show_progress=None)
+    if show is None:
+        monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    make_engine().precompute(some_chunks(4), show_progress=show)
     said = capsys.readouterr().err
+    assert said.startswith("ragkv: encoding 4 chunks")
     assert not LINE.findall(said)
     assert "4/4" in said
     assert CLOSING.search(said)
@@ -93,6 +99,7 @@ def test_nothing_is_said_where_nothing_is_shown_or_new(
 ) -> None:
     kv = make_engine()
     kv.precompute(some_chunks(2), show_progress=False)
+    assert not capsys.readouterr().err
     kv.precompute(some_chunks(2), show_progress=show)
     assert not capsys.readouterr().err
 
@@ -121,3 +128,47 @@ def test_a_disk_that_fills_midway_says_the_mend(
     monkeypatch.setattr(files, "write_temporary", write)
     report = kv.precompute(some_chunks(4))
     assert (report.new, report.existing) == (4 - after, after)
+
+
+# ---- the size
+
+
+class Usage(NamedTuple):
+    total: int
+    used: int
+    free: int
+
+
+@pytest.mark.parametrize("codec", ["raw", "int8", "int4"])
+def test_the_size_is_said_before_and_is_the_one_that_follows(
+    make_engine: Make, tmp_path: Path, codec: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kv = make_engine(store=StoreConfig(tmp_path, codec=codec))
+    report = kv.precompute(some_chunks(4), show_progress=None)
+    line, closing = capsys.readouterr().err.splitlines()  # standard error is no terminal here
+    assert closing.startswith("ragkv: 4 chunks new, 0 known: ")
+    assert f"4 chunks of {report.tokens} tokens" in line
+    assert f"codec {codec}" in line
+    assert f"left in {tmp_path}" in line
+    assert ('codec="int8" takes' in line) == (codec == "raw")
+    size = IngestionSize(kv.loaded, codec, [report.tokens])
+    assert 0.6 * report.bytes < size.nbytes() <= report.bytes  # headers come on top
+    assert kv.precompute(some_chunks(4), show_progress=None).new == 0
+    assert not capsys.readouterr().err  # nothing is encoded
+
+
+def test_a_disk_that_cannot_hold_the_chunks_refuses_them_before(
+    make_engine: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(1 << 40, 1 << 40, 100_000))
+    kv = make_engine(store=tmp_path / "raw")
+    with pytest.raises(StoreFullError, match=r'100 KB are left in .* StoreConfig\(codec="int8"\)'):
+        kv.precompute(some_chunks(4))
+    assert not any(kv.contains(chunk) for chunk in some_chunks(4))
+    assert make_engine(store=StoreConfig(tmp_path / "4", codec="int4")).precompute(some_chunks(4))
+    monkeypatch.setattr(shutil, "disk_usage", _unknown)
+    assert kv.precompute(some_chunks(1)).new == 1  # not known: it is tried
+
+
+def _unknown(_: object) -> None:
+    raise OSError("no such file system")
