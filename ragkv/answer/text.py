@@ -12,7 +12,7 @@ from ragkv.answer.completion import Completion, FinishReason, TokenLogprobs
 from ragkv.answer.pieces import TextPieces, spelled_logprobs
 from ragkv.config import DECODE_SETTINGS, DecodeConfig
 from ragkv.config.decode import SchemaOrCall
-from ragkv.config.schema import DOCUMENT
+from ragkv.config.json_schema import DOCUMENT
 from ragkv.errors import ConfigError, CutOffError
 from ragkv.prompt.chat import Chat
 from ragkv.prompt.render import Prompt

@@ -15,7 +15,7 @@ from rich.table import Table
 from ragkv.cli.console import out, say_json
 from ragkv.cli.options import AsJson, ModelName
 from ragkv.errors import ConfigError, UnsupportedModelError
-from ragkv.report.plural import count
+from ragkv.report.words import count
 
 if TYPE_CHECKING:
     import torch

@@ -17,7 +17,7 @@ from ragkv.answer.engine import ModelInfo
 from ragkv.answer.text import AnswerText, with_calls
 from ragkv.attend.graphs import release_kept
 from ragkv.config import DECODE_SETTINGS, DecodeConfig, ReuseConfig, StoreConfig
-from ragkv.config.options import AnswerOptions, ReuseOptions
+from ragkv.config.reuse import AnswerOptions, ReuseOptions
 from ragkv.decode.generate import Drawn, stops_of
 from ragkv.decode.listener import Listener, Progress
 from ragkv.engine.account import report_of, unsupported_account

@@ -22,7 +22,7 @@ from ragkv.prompt.find import is_registrable
 from ragkv.prompt.tokens import Tokens, encode_behind
 from ragkv.report.account import PrecomputeReport
 from ragkv.report.ingestion_progress import IngestionProgress
-from ragkv.report.plural import count
+from ragkv.report.words import count
 from ragkv.store.types import Terms, has_expired
 
 _log = logging.getLogger(__name__)

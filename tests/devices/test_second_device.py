@@ -30,7 +30,7 @@ def run_on(device: str, which: str = "not slow") -> None:
     reason=f"torch {torch.__version__} takes no device that is written in Python",
 )
 @pytest.mark.parametrize("which", ["not slow", pytest.param("slow", marks=pytest.mark.slow)])
-def test_the_engine_on_a_second_device(which: str):
+def test_the_engine_on_a_second_device(which):
     run_on("second", which)
 
 

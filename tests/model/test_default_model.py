@@ -1,7 +1,6 @@
 """The packaged model where the cache folder cannot be written, as in a container."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -47,9 +46,7 @@ UNWRITABLE = [below_a_file, full_disk, no_home]
 
 
 @pytest.mark.parametrize("place", UNWRITABLE)
-def test_it_is_loaded_without_the_cache_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, package: Path, place: Any
-) -> None:
+def test_it_is_loaded_without_the_cache_folder(tmp_path, monkeypatch, package, place):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "writable"))
     with RagKV(package, store=":memory:") as written:
         expected = written.info.fingerprint
@@ -65,9 +62,7 @@ def test_it_is_loaded_without_the_cache_folder(
 
 @pytest.mark.usefixtures("package")
 @pytest.mark.parametrize("place", [below_a_file, no_home])
-def test_a_store_there_is_refused_with_what_to_set(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: Any
-) -> None:
+def test_a_store_there_is_refused_with_what_to_set(tmp_path, monkeypatch, place):
     place(monkeypatch, tmp_path)
     with pytest.raises((StoreError, ConfigError), match=r"XDG_CACHE_HOME|cannot be|file"):
         RagKV()
@@ -78,9 +73,7 @@ def test_a_store_there_is_refused_with_what_to_set(
 
 
 @pytest.mark.slow
-def test_the_package_itself_and_its_folder_are_one_model(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_package_itself_and_its_folder_are_one_model(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     folder = load.load_model(None, None)
     below_a_file(monkeypatch, tmp_path)

@@ -21,7 +21,7 @@ def models(tmp_path) -> Path:
 
 def message(name: object) -> str:
     with pytest.raises(ModelNotFoundError) as error:
-        load_model(name, None)  # type: ignore[arg-type]
+        load_model(name, None)
     assert "internet" not in str(error.value)
     return str(error.value)
 

@@ -19,7 +19,7 @@ def plain(ids: list[int]) -> list[tuple[int, int]]:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_occurrences_are_those_of_a_plain_search(seed: int) -> None:
+def test_occurrences_are_those_of_a_plain_search(seed):
     rng = np.random.default_rng(seed)
     prompt = rng.integers(0, int(rng.integers(2, 6)), int(rng.integers(1, 60))).astype(np.int32)
     history, ids = TokenHistory(prompt), prompt.tolist()
@@ -37,7 +37,7 @@ def test_occurrences_are_those_of_a_plain_search(seed: int) -> None:
     assert history.ids.tolist() == ids
 
 
-def test_the_prompt_is_never_forgotten() -> None:
+def test_the_prompt_is_never_forgotten():
     history = TokenHistory(np.array([3], dtype=np.int32))
     assert [part.tolist() for part in history.occurrences()] == [[], []]
     history.append([7])

@@ -18,8 +18,8 @@ from ragkv import Completion, RagKV, ReuseReport
 from ragkv.cli.main import app
 from ragkv.report.account import Miss, PromptTokens
 from ragkv.report.page.page import page as draw
-from ragkv.report.page.words import seconds
 from ragkv.report.trace import Trace
+from ragkv.report.words import seconds
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser"))), None)
 

@@ -12,8 +12,8 @@ from ragkv import Prefilled
 from ragkv.errors import ConfigError
 from ragkv.report.page.page import page as draw
 from ragkv.report.page.parts import parts, standing
-from ragkv.report.page.words import percent, safe, seconds
 from ragkv.report.trace import Trace
+from ragkv.report.words import percent, safe, seconds
 
 
 @pytest.fixture(scope="module")

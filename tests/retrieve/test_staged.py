@@ -37,7 +37,7 @@ def embed(query: str) -> Any:
     "kind",
     ["IVF16,Flat", "IVF16,SQ8", "IDMap,IVF16,Flat", "HNSW8", "IDMap,HNSW8", "Flat", "IDMap,Flat"],
 )
-def test_the_last_step_is_the_whole_search(kind: str, metric: int) -> None:
+def test_the_last_step_is_the_whole_search(kind, metric):
     index = made(kind, metric)
     names = {label: f"text {label}" for label in range(3 * COUNT + 1)}
     search = StagedSearch(index, names, embed, k=5, steps=4)
@@ -49,7 +49,7 @@ def test_the_last_step_is_the_whole_search(kind: str, metric: int) -> None:
         assert [hit.score for hit in last] == pytest.approx((sign * distances[0]).tolist())
 
 
-def test_steps_come_nearer() -> None:
+def test_steps_come_nearer():
     search = StagedSearch(made("IVF16,Flat", faiss.METRIC_L2), range(COUNT), embed, k=5, steps=4)
     found = [list(search(str(number))) for number in range(len(QUERIES))]
     assert {len(steps) for steps in found} == {4}
@@ -58,7 +58,7 @@ def test_steps_come_nearer() -> None:
     assert any(steps[0] != steps[-1] for steps in found)
 
 
-def test_few_vectors_and_few_clusters() -> None:
+def test_few_vectors_and_few_clusters():
     index = faiss.index_factory(DIMENSIONS, "IVF2,Flat")
     index.train(VECTORS)
     index.add(VECTORS[:3])
@@ -69,12 +69,12 @@ def test_few_vectors_and_few_clusters() -> None:
 
 
 @pytest.mark.parametrize("wrong", [{"k": 0}, {"steps": 0}])
-def test_counts_below_one(wrong: dict[str, int]) -> None:
+def test_counts_below_one(wrong):
     with pytest.raises(ConfigError, match="1 or more"):
         StagedSearch(made("Flat", faiss.METRIC_L2), range(COUNT), embed, **wrong)
 
 
-def test_without_faiss(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_faiss(monkeypatch):
     monkeypatch.setitem(sys.modules, "faiss", None)
     with pytest.raises(MissingDependencyError, match=r"pip install '.*\[retrieval\]'"):
         StagedSearch(None, [], embed)

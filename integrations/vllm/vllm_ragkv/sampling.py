@@ -7,7 +7,7 @@ from typing import Any
 from ragkv.config import DecodeConfig
 from ragkv.config.decode import SchemaOrCall
 from ragkv.config.generation import PASSED_ON, SAMPLING
-from ragkv.config.schema import resolved
+from ragkv.config.json_schema import resolved
 from ragkv.decode.generate import generation_config, within_max_length
 from ragkv.errors import ConfigError
 from ragkv.model.architecture import config_of

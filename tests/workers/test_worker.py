@@ -12,9 +12,8 @@ from ingesting import StandIn
 from tiny import some_chunks
 
 from ragkv.ingest.documents import Document
-from ragkv.workers import processes
-from ragkv.workers.processes import store_in_processes
-from ragkv.workers.worker import IngestWorker, total
+from ragkv.workers import worker
+from ragkv.workers.worker import IngestWorker, store_in_processes, total
 
 CHUNKS = some_chunks(6)
 NAMES = [f"document {number}" for number in range(12)]
@@ -54,7 +53,7 @@ def test_an_engine_that_cannot_be_opened_is_an_error_of_the_call(tmp_path):
 @pytest.mark.parametrize("workers", [2, 3])
 def test_all_workers_are_busy_to_the_end(monkeypatch, workers):
     sizes = [300, *range(9), 7, 120, *range(40), 500, 3]
-    monkeypatch.setattr(processes, "_run", lambda _, batches, __: iter([batches]))
+    monkeypatch.setattr(worker, "_run", lambda _, batches, __: iter([batches]))
     documents = [Document(["a" * size]) for size in sizes]
     batches = next(store_in_processes(lambda: None, documents, workers))
     done = [0] * workers
@@ -70,7 +69,7 @@ def test_workers_end_with_whoever_reads(tmp_path):
     next(rows)
     rows.close()
     assert not alive(tmp_path)
-    code = "import pathlib, sys, test_processes as t\nt.stored(pathlib.Path(sys.argv[1]), 'slow')"
+    code = "import pathlib, sys, test_worker as t\nt.stored(pathlib.Path(sys.argv[1]), 'slow')"
     path = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
     command = [sys.executable, "-c", code, str(tmp_path)]
     parent = subprocess.Popen(command, env=os.environ | path, stderr=subprocess.DEVNULL)
