@@ -127,7 +127,7 @@ class RowTable:
             numbers[2, first:] = self._place_of(keys)
             numbers[3, first:] = self._place_of(values)
             numbers[4, first:] = 1
-            self.parts += [(slice(row, row + 1), keys, values) for row in range(first, self.rows)]
+            self.parts.append((slice(first, self.rows), keys, values))
             tiles += self._tiles_of(first, self.rows)
         if len(tiles) > self.tiles:
             raise ValueError(f"{len(tiles)} tiles in a table of {self.tiles}")

@@ -10,7 +10,7 @@ from functools import partial
 import numpy as np
 import torch
 
-from ragkv.attend.forward import subset_forward
+from ragkv.attend.graphs import repair_forward
 from ragkv.chunk.kv import KnownChunk, LayeredKV
 from ragkv.config import ReuseConfig
 from ragkv.decode.generate import Drawn
@@ -186,7 +186,7 @@ class Planner:
     def recompute(self, request: Request, plan: Plan) -> torch.Tensor:
         """Recompute the plan's rows; return the logits after the prompt, ``[vocab]`` float32."""
         with request.clock.step("recompute"):
-            logits = subset_forward(self.loaded, plan.subset)[0]
+            logits = repair_forward(self.loaded, plan.subset)[0]
             self.loaded.wait()
         self.corpus.record_speed(len(plan.rows), request.clock.steps["recompute"])
         return logits

@@ -211,9 +211,10 @@ class SplicedCache(Cache):
             self._make_room(layer.length + key_states.shape[2])
         return layer.update(key_states, value_states)
 
-    def extend(self, length: int) -> None:
+    def extend(self, length: int, *, load: bool = True) -> None:
         """Set the length to ``length`` tokens, whose rows a captured graph writes."""
-        self._load()
+        if load:
+            self._load()
         self._make_room(length)
         for layer in self.layers:
             layer.length = length

@@ -54,13 +54,13 @@ def test_agents_reuse_more_with_each_step(path, capsys):
 def test_logits_of_the_hundred_lines_are_ragkvs(monkeypatch, family, ratio):
     lines, model, tokenizer = load(IN_100_LINES), tiny_model(family), tiny_tokenizer()
     chunks = some_chunks(3)
-    slots, run = [], planner.subset_forward
+    slots, run = [], planner.repair_forward
 
     def noted(loaded, subset):
         slots.append(torch.from_numpy(subset.rows))
         return run(loaded, subset)
 
-    monkeypatch.setattr(planner, "subset_forward", noted)
+    monkeypatch.setattr(planner, "repair_forward", noted)
     prompt = HEAD + "\n\n".join(chunks) + QUESTION
     with RagKV(model, tokenizer, store=":memory:") as kv:
         kv.precompute(chunks, sink=HEAD)
