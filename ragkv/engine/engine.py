@@ -55,8 +55,8 @@ class RagKV:
     Parameters
     ----------
     model, tokenizer
-        A hub name or folder, a loaded transformers model (with its tokenizer), or None for the
-        embedded default, SmolLM2-135M-Instruct.
+        A hub name, folder or GGUF file, a loaded transformers model (with its tokenizer), or None
+        for the embedded default, SmolLM2-135M-Instruct.
     store
         A folder or a StoreConfig; None is the user's cache folder, ``":memory:"`` only memory.
     reuse

@@ -70,7 +70,7 @@ def test_the_table_and_what_is_wrong(folder):
 
 def test_what_has_no_caches_has_no_plan(tmp_path):
     result = run(tmp_path / "nowhere", "--prefill-tps", "1000")
-    assert (result.exit_code, "no configuration" in result.stderr) == (2, True)
+    assert (result.exit_code, "no folder" in result.stderr) == (2, True)
     MambaConfig().save_pretrained(tmp_path)
     result = run(tmp_path, "--prefill-tps", "1000")
     assert (result.exit_code, "does not determine" in result.stderr) == (2, True)

@@ -92,8 +92,8 @@ class ChunkReuse(OverEngine, BaseModel):
     on_unsupported: Literal["raise", "full"] = "raise"
     """``"full"`` serves unsupported models and settings by full prefill."""
     model_id: str | None = None
-    """Hub name or folder of the model; None is the embedded default. With ``base_url``, the name
-    that the server must have for its model; None is whichever it has."""
+    """Hub name, folder or GGUF file of the model; None is the embedded default. With
+    ``base_url``, the name that the server must have for its model; None is whichever it has."""
     base_url: str | None = Field(default=None, exclude=True)
     """Address of a ``ragkv serve``, such as ``http://gpu:8000``; nothing is loaded here then."""
     api_key: SecretStr | None = Field(default=None, exclude=True, repr=False)
@@ -157,7 +157,7 @@ class ChunkReuse(OverEngine, BaseModel):
         Parameters
         ----------
         model_id
-            Hub name or folder; None is the embedded default.
+            Hub name, folder or GGUF file; None is the embedded default.
         task, backend
             ``"text-generation"`` and ``"pipeline"``; there is no other.
         **kwargs

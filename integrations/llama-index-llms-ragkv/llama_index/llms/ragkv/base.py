@@ -76,7 +76,7 @@ class RagKVLLM(OverEngine, Prompting, ToolCalling, StructuredPrediction, Seriali
     Parameters
     ----------
     model_name
-        Hub name or folder. None is the embedded SmolLM2-135M-Instruct.
+        Hub name, folder or GGUF file. None is the embedded SmolLM2-135M-Instruct.
     model, tokenizer
         Loaded objects, used instead of the names.
     tokenizer_outputs_to_remove
@@ -125,7 +125,7 @@ class RagKVLLM(OverEngine, Prompting, ToolCalling, StructuredPrediction, Seriali
     beside ``token_ids`` and ``usage``. A stream's last response carries them.
     """
 
-    model_name: str = Field(default="", description="Hub name or folder of the model.")
+    model_name: str = Field(default="", description="Hub name, folder or GGUF file of the model.")
     tokenizer_name: str = Field(default="", description="Hub name or folder of the tokenizer.")
     context_window: int = Field(default=DEFAULT_CONTEXT_WINDOW, gt=0)
     max_new_tokens: int = Field(default=DEFAULT_NUM_OUTPUTS, gt=0)

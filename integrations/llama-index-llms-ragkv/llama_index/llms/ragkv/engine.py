@@ -40,7 +40,7 @@ class EngineSource:
     Attributes
     ----------
     model_name
-        Hub name or folder; empty is the embedded default.
+        Hub name, folder or GGUF file; empty is the embedded default.
     model, tokenizer
         Loaded objects, used instead of the names. A tokenizer travels as it is, a
         model is loaded again by its name.
