@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -31,19 +30,15 @@ from ragkv.prompt.tokens import IntArray, tokenize
 from ragkv.schedule.requests import RequestQueue, Turn
 from ragkv.select import Method
 from ragkv.splice.buffer import SplicedCache, spare_rows
-from ragkv.store.entry.lazy import CorruptEntryError, ReadAhead
-
-_MOST_PRELOADED = 4
-"""Number of waiting requests whose entries are read before their turn."""
+from ragkv.store.entry.lazy import CorruptEntryError, read_ahead
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Admitted:
-    """A located prompt whose turn it is, and the thread that reads its entries."""
+    """A located prompt whose turn it is."""
 
     located: Located
     turn: Turn
-    ahead: ReadAhead
 
 
 class Pipeline:
@@ -61,7 +56,6 @@ class Pipeline:
         self._loaded = loaded
         self._requests = requests
         self._planner = planner
-        self._preloads = threading.Semaphore(_MOST_PRELOADED)
 
     def prefill(self, request: Request) -> Computed:
         """Compute the prompt, and return it with its cache and the next token's logits."""
@@ -99,12 +93,8 @@ class Pipeline:
     ) -> Iterator[_Admitted]:
         """Locate the prompt's chunks and wait for its turn, which ends with the block."""
         located = self._locate(request)
-        with ExitStack() as stack:
-            ahead = ReadAhead(decoded=self._loaded.device.type == "cpu")
-            stack.callback(ahead.stop)
-            with self._preloading(ahead, located):
-                turn = stack.enter_context(self._turn(request, located, cancelled))
-            yield _Admitted(located, turn, ahead)
+        with self._turn(request, located, cancelled) as turn:
+            yield _Admitted(located, turn)
 
     def _locate(self, request: Request) -> Located:
         """Tokenise the prompt, find its chunks, and open their entries."""
@@ -136,18 +126,6 @@ class Pipeline:
                 "retrieve fewer or shorter chunks"
             )
         self._loaded.require_embedded(ids, "the prompt")
-
-    @contextmanager
-    def _preloading(self, ahead: ReadAhead, located: Located) -> Iterator[None]:
-        """Read the entries while the request waits, unless enough requests read theirs."""
-        if not self._preloads.acquire(blocking=False):
-            yield
-            return
-        try:
-            ahead.start(located.lazy)
-            yield
-        finally:
-            self._preloads.release()
 
     @contextmanager
     def _turn(
@@ -205,10 +183,9 @@ class Pipeline:
         made_room = False
         while True:
             try:
-                admitted.ahead.start(located.lazy)
-                return self._computed(request, planner.plan(request, located))
+                with read_ahead(located.lazy, decoded=self._loaded.device.type == "cpu"):
+                    return self._computed(request, planner.plan(request, located))
             except CorruptEntryError as error:
-                admitted.ahead.stop()
                 corrupt |= {**dict(located.missed), error.text: error.reason}
                 with request.clock.step("find"):
                     located = planner.find(request, located)

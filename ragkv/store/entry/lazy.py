@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 
 import numpy as np
@@ -275,42 +275,35 @@ def _staging(source: LayerReader) -> torch.Tensor:
     return uninitialised(shape, torch.uint8) if pages is None else pages
 
 
-class ReadAhead:
-    """A thread that loads entries of one model layer by layer, the first layer of all first.
+@contextmanager
+def read_ahead(entries: Sequence[LazyKV], *, decoded: bool = True) -> Iterator[None]:
+    """Load entries of one model in a thread in the block, the first layer of all first.
+
+    The block's end waits for the current layer.
 
     Parameters
     ----------
     decoded
         Decode the layers; False: a device decodes them.
     """
+    if not entries:
+        yield
+        return
+    ended = threading.Event()
 
-    def __init__(self, *, decoded: bool = True) -> None:
-        self._decoded = decoded
-        self._entries: Sequence[LazyKV] = []
-        self._stopped = False
-        self._thread: threading.Thread | None = None
-
-    def start(self, entries: Sequence[LazyKV]) -> None:
-        """Load these entries instead of the previous ones; a load in progress continues."""
-        if entries == self._entries:
-            return
-        self.stop()
-        self._entries, self._stopped = entries, False
-        if entries:
-            self._thread = threading.Thread(target=self._run, name="ragkv-read-ahead", daemon=True)
-            self._thread.start()
-
-    def stop(self) -> None:
-        """Stop after the current layer, and wait for the thread."""
-        self._stopped = True
-        if self._thread is not None:
-            self._thread.join()
-
-    def _run(self) -> None:
-        for layer in range(self._entries[0].depth):
-            for entry in self._entries:
-                if self._stopped:
+    def run() -> None:
+        for layer in range(entries[0].depth):
+            for entry in entries:
+                if ended.is_set():
                     return
                 # the request that needs the layer raises the error again
                 with suppress(CorruptEntryError, MemoryError):
-                    entry.load(layer, decoded=self._decoded)
+                    entry.load(layer, decoded=decoded)
+
+    thread = threading.Thread(target=run, name="ragkv-read-ahead", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()

@@ -14,7 +14,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 from disk_store import DiskStore, tiered
-from served import until
 from store_entries import FINGERPRINT, file_of, make_entry, put_texts, same
 from tiny import SIZE, ask, some_chunks, tiny_model, tiny_tokenizer
 
@@ -28,7 +27,7 @@ from ragkv.store.backends.backend import Blob
 from ragkv.store.backends.memory import MemoryBackend
 from ragkv.store.entry.codecs import codec_of
 from ragkv.store.entry.format import encode, open_entry
-from ragkv.store.entry.lazy import CorruptEntryError, LazyKV, ReadAhead
+from ragkv.store.entry.lazy import CorruptEntryError, LazyKV, read_ahead
 from ragkv.store.tiers.tier import MemoryTier
 
 LAYERS = int(SIZE["num_hidden_layers"])
@@ -183,26 +182,24 @@ def test_the_first_layers_of_all_entries_come_first():
         lazy = taken_by(entry, read_layer)
         lazy.on_loaded(lambda entry, _: done.set() if entry.text == "b" else None)
         entries.append(lazy)
-    ReadAhead().start(entries)
-    assert done.wait(10)
+    with read_ahead(entries):
+        assert done.wait(10)
     assert order == [(name, layer) for layer in range(3) for name in "ab"]
 
 
-def test_reading_ahead_stops_when_it_is_told():
+def test_reading_ahead_stops_with_its_block():
     entry = make_entry("text", layers=100)
     taken: list[int] = []
-    begun = threading.Event()
+    begun, ends = threading.Event(), threading.Event()
 
     def read_layer(layer):
         begun.set()
-        until(lambda: reading._stopped)
+        assert ends.wait(10)
         taken.append(layer)
 
-    reading, entries = ReadAhead(), [taken_by(entry, read_layer)]
-    reading.start(entries)
-    reading.start(entries)  # once
-    assert begun.wait(10)
-    reading.stop()
+    with read_ahead([taken_by(entry, read_layer)]):
+        assert begun.wait(10)
+        threading.Timer(0.1, ends.set).start()
     assert taken == [0]
 
 
