@@ -1,7 +1,7 @@
 """Fast paths of single operations: Triton on a GPU, a torch twin of the same signature elsewhere.
 
 One file an operation in ``gpu/``, its twin in ``twins/``; ``dispatch.py`` picks. Nothing here
-imports ragkv, and nothing imports Triton before a GPU asks for it.
+imports ragkv, and Triton is imported only for a GPU.
 """
 
 from ragkv_kernels.by_table import attend_rows, paid_rows, write_rows

@@ -60,7 +60,7 @@ def paid_rows(
     window: int | None,
     scaling: float,
 ) -> torch.Tensor:
-    """Return what each key of a table's one cache is paid by its observed rows.
+    """Return the attention of each key of a table's only cache from its observed rows.
 
     As :func:`ragkv_kernels.paid`.
 

@@ -1,4 +1,4 @@
-"""Picks Triton where it can run and the torch twin elsewhere, and says so once."""
+"""Chooses Triton where it can run and the torch twin elsewhere; logs the choice once."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def paid(
     window: int | None,
     scaling: float,
 ) -> torch.Tensor:
-    """Return what each key is paid by the last of these rows, and the most that any pays it.
+    """Return each key's attention from the last of these rows, and the maximum over all rows.
 
     Parameters
     ----------
@@ -164,7 +164,7 @@ def place(
 ) -> None:
     """Rotate rows of several entries' keys, and write them and their values into the buffer.
 
-    Arithmetic is float32; what is written is rounded once.
+    Arithmetic is float32; results are rounded once, when written.
 
     Parameters
     ----------
@@ -214,13 +214,13 @@ def place(
 def drift(
     rows: tuple[torch.Tensor, torch.Tensor],
     fresh: tuple[torch.Tensor, torch.Tensor],
-    former: tuple[torch.Tensor, torch.Tensor] | None,
+    earlier: tuple[torch.Tensor, torch.Tensor] | None,
     stretches: Stretches,
     *,
     table: tuple[torch.Tensor, torch.Tensor],
     adjacent: bool = False,
 ) -> None:
-    """Move a layer's rows by what the observed rows of their stretch moved by.
+    """Move a layer's rows by the shift of the observed rows of their stretch.
 
     A shift is fresh minus cached numbers, of keys unrotated; no observed row counts for more than
     the median length. Arithmetic is float32, and each sum is rounded once.
@@ -232,7 +232,7 @@ def drift(
         in place.
     fresh
         The computed rows, ``[kv_heads, rows, head_dim]`` each; any strides.
-    former
+    earlier
         Known shifts, ``[kv_heads, n, head_dim]`` each, whose last axis is contiguous; None where
         no source is one of them.
     stretches
@@ -255,7 +255,7 @@ def drift(
     run = twins.drift
     if _runs("drift", keys, _problem_of_layer(keys)):
         from ragkv_kernels.gpu.drift import drift as run
-    run(rows, fresh, former, stretches, table=table, adjacent=adjacent)
+    run(rows, fresh, earlier, stretches, table=table, adjacent=adjacent)
 
 
 def encode(keys: torch.Tensor, values: torch.Tensor, *, grid: Grid) -> Encoded:
@@ -295,7 +295,7 @@ def decode(data: torch.Tensor, out: torch.Tensor, *, grid: Grid) -> None:
 
 
 def runs_attend(query: torch.Tensor, *cached: torch.Tensor) -> bool:
-    """Whether :func:`attend` runs on Triton for such tensors; if not, says once why.
+    """Whether :func:`attend` runs on Triton for such tensors; if not, logs the reason once.
 
     Parameters
     ----------

@@ -32,9 +32,9 @@ class Grid:
         256 (a byte a code) or 16 (two codes a byte: the first half of the layer's codes in
         the low bits, the second half in the high bits).
     key_group
-        Tokens of a key's group: at least so many where the chunk has them.
+        Fewest tokens of a key's group, unless the chunk has fewer.
     value_group
-        Numbers of one token that share a step: whole heads, so many as reach this.
+        Fewest numbers of one token that share a step; a group has whole heads.
     """
 
     levels: int
@@ -46,7 +46,7 @@ class Grid:
             raise ValueError(f"levels must be 16 or 256, not {self.levels}")
 
     def key_span(self, tokens: int) -> int:
-        """Return the tokens of a key's group; the last one may have fewer."""
+        """Return the tokens of a key's group; the last one can have fewer."""
         return _span(tokens, self.key_group)
 
     def key_spans(self, tokens: int) -> list[tuple[slice, int]]:
@@ -57,7 +57,7 @@ class Grid:
         return [(part, groups) for part, groups in found if part.stop > part.start]
 
     def value_span(self, kv_heads: int, head_dim: int) -> int:
-        """Return the heads that share a value's step; the last ones may be fewer."""
+        """Return the heads that share a value's step; the last ones can be fewer."""
         return _span(kv_heads, math.ceil(self.value_group / head_dim))
 
     def sizes(self, shape: tuple[int, int, int]) -> list[int]:

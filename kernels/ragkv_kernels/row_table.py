@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 
 _FEW_ROWS = 16
-"""Up to so many rows, tiles are small: steps wait for memory, and more programs read it."""
+"""Most rows of a table with small tiles: steps wait for memory, and more programs read it."""
 _SMALL_TILE, _LARGE_TILE = 16, 128
 """Rows times heads of a group in a tile."""
 _ALIGNED = 16
@@ -56,7 +56,7 @@ class RowTable:
     dtype, device
         Of the caches.
     several
-        Whether the rows may belong to several caches; else to one.
+        Whether the rows can belong to several caches.
 
     Attributes
     ----------
@@ -86,7 +86,7 @@ class RowTable:
         if heads > self.tile:
             raise ValueError(f"{heads} heads share a KV head, a tile has room for {self.tile}")
         self.tile_rows = self.tile // heads
-        # padding begins a tile; of several caches, each row may need one
+        # padding begins a tile; with several caches, each row can need one
         self.tiles = rows if several else -(-rows // self.tile_rows) + 1
         self.spare = torch.zeros(2, layers, kv_heads, 1, width, dtype=dtype, device=device)
         self._numbers = torch.zeros(5 * rows + 2 * self.tiles + 2, dtype=torch.int64, device=device)
@@ -127,7 +127,7 @@ class RowTable:
             numbers[2, first:] = self._place_of(keys)
             numbers[3, first:] = self._place_of(values)
             numbers[4, first:] = 1
-            self.parts += [(slice(row, row + 1), keys, values) for row in range(first, self.rows)]
+            self.parts.append((slice(first, self.rows), keys, values))
             tiles += self._tiles_of(first, self.rows)
         if len(tiles) > self.tiles:
             raise ValueError(f"{len(tiles)} tiles in a table of {self.tiles}")

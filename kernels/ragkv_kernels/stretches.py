@@ -8,7 +8,7 @@ import torch
 
 
 class Stretches(NamedTuple):
-    """What :func:`ragkv_kernels.drift` needs of a prompt, the same for all layers.
+    """A prompt's input to :func:`ragkv_kernels.drift`, the same for all layers.
 
     Attributes
     ----------
@@ -22,10 +22,10 @@ class Stretches(NamedTuple):
     positions
         ``[observed]`` int64: of the observed rows.
     sources
-        ``[observed]`` int64: their rows among the fresh ones; below 0 ``~row`` of the former's
+        ``[observed]`` int64: their rows among the fresh ones; below 0 ``~row`` of ``earlier``
         shifts.
     sizes
-        ``[observed]`` float32: what a shift's length is divided by.
+        ``[observed]`` float32: divisors of the shifts' lengths.
     fixed
         ``[end]`` bool: positions that do not move.
     """

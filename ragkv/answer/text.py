@@ -9,11 +9,10 @@ from dataclasses import replace
 from transformers import PreTrainedTokenizerBase
 
 from ragkv.answer.completion import Completion, FinishReason, TokenLogprobs
-from ragkv.answer.pieces import TextPieces
-from ragkv.answer.spelling import spelled_logprobs
+from ragkv.answer.pieces import TextPieces, spelled_logprobs
 from ragkv.config import DECODE_SETTINGS, DecodeConfig
 from ragkv.config.decode import SchemaOrCall
-from ragkv.config.schema import DOCUMENT
+from ragkv.config.json_schema import DOCUMENT
 from ragkv.errors import ConfigError, CutOffError
 from ragkv.prompt.chat import Chat
 from ragkv.prompt.render import Prompt

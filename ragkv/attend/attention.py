@@ -150,8 +150,8 @@ def _attention_function(
     window, score_rule = ragkv_pass.windows[layer], ScoreRule.given(**given)
     if given.get("sliding_window") != window:
         raise UnsupportedModelError(
-            f"Layer {layer} attends within a window of {given.get('sliding_window')}, where this "
-            f"model's configuration says {window}: correct its config.sliding_window."
+            f"Layer {layer} attends within a window of {given.get('sliding_window')}, but this "
+            f"model's configuration has {window}: correct its config.sliding_window."
         )
     ragkv_pass.attended += 1
     if isinstance(ragkv_pass, TablePass):

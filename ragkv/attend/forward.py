@@ -102,7 +102,7 @@ def ordinary_forward(loaded: ReusableModel, subset: SubsetPass) -> torch.Tensor:
 def observed_forward(loaded: ReusableModel, *subsets: SubsetPass) -> None:
     """Run a pass over one prompt, or a joint pass over several, for the observers.
 
-    In a joint pass only the last prompt's observer may raise :class:`StopPass`, which ends it for
+    In a joint pass only the last prompt's observer can raise :class:`StopPass`, which ends it for
     all. See :func:`joint_forward`; the logits are dropped.
     """
     call = subset_call(loaded, *subsets) if len(subsets) == 1 else _joint_call(loaded, subsets)

@@ -5,6 +5,11 @@ inputs are numbers in a table (:class:`ragkv_kernels.RowTable`): the graph for a
 serves every prompt, and several prompts at once. A number of rows is captured at its second use,
 since a capture takes some 100 ms, and passes of fewer rows are padded to it.
 
+The graph of a repair, which is the pass that recomputes a prompt's rows, has a part for each layer.
+Between the parts, the rows of entries are loaded and moved by drift (:mod:`ragkv.recompute.drift`),
+which depends on the prompt. Passes with an observer, with sparse attention or with more rows are
+not captured.
+
 A graph holds the addresses of the weights. Before each replay they are compared with the model's;
 graphs of other addresses, hooks or adapters are dropped.
 """
@@ -14,18 +19,21 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple, Protocol
+from dataclasses import replace
+from functools import partial
+from typing import NamedTuple
 
+import numpy as np
 import torch
 from ragkv_kernels import CacheRows, RowTable, paid_rows
-from transformers import PreTrainedModel
 
 from ragkv.attend.attention import TablePass, subset_attention
-from ragkv.attend.forward import SubsetPass
+from ragkv.attend.forward import SubsetPass, subset_forward
 from ragkv.attend.observe import StopPass
+from ragkv.attend.recorder import CudaRecorder, Recorder
+from ragkv.attend.watched import Watched, obstacle
 from ragkv.model.architecture import config_of
 from ragkv.model.calls import cache_argument, require_used
-from ragkv.model.fingerprint import adapters_of
 from ragkv.model.linear import fast_linear_layers, release_packed
 from ragkv.model.loaded import LoadedModel, ReusableModel
 from ragkv.model.lock import ModelLock, lock_of
@@ -35,58 +43,18 @@ from ragkv.splice.joint import TableCache
 _log = logging.getLogger(__name__)
 STEP_ROWS, QUERY_ROWS = (1, 2, 4, 8, 16, 32, 64), (32, 64, 128, 256, 512)
 """Numbers of rows to capture, for steps and for passes that score the query's attention."""
+REPAIR_ROWS = (64, 128, 256, 512)
+"""Numbers of rows to capture, for the pass that recomputes; more rows gain nothing."""
 _LEAST_ROOM = 4096
-"""Shortest length of prompts in a capture of such a pass; longer ones are powers of two."""
-_WARM_UPS = 2
-"""Calls before a capture: they compile kernels and allocate workspaces."""
-
-Compute = Callable[[], torch.Tensor]
-
-
-class Recorder(Protocol):
-    """Captures a function's work."""
-
-    def capture(self, compute: Compute) -> tuple[Callable[[], object], torch.Tensor]:
-        """Return a function that repeats the work, and the tensor with its result."""
-        ...
-
-
-class CudaRecorder:
-    """Captures CUDA graphs in one memory pool."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._pool = torch.cuda.graph_pool_handle()
-        self._stream: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-
-    def capture(self, compute: Compute) -> tuple[Callable[[], object], torch.Tensor]:
-        """Capture on a side stream; other threads can use the device meanwhile."""
-        current = torch.cuda.current_stream(self._device)
-        self._stream.wait_stream(current)
-        with torch.cuda.stream(self._stream):
-            for _ in range(_WARM_UPS):
-                compute()
-        current.wait_stream(self._stream)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(
-            graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
-        ):
-            out = compute()
-        return graph.replay, out
-
-
-class _Graph(NamedTuple):
-    """A captured pass: its inputs, the function that repeats it, and its result."""
-
-    table: RowTable
-    replay: Callable[[], object]
-    result: torch.Tensor
+"""Shortest length of prompts in a capture of the query's attention; then powers of two."""
 
 
 class _PassOf:
     """Calls of a model over the rows of a table."""
 
-    def __init__(self, loaded: ReusableModel, size: int, *, several: bool) -> None:
+    def __init__(
+        self, loaded: ReusableModel, size: int, recorder: Recorder, *, several: bool
+    ) -> None:
         of, model = loaded.architecture, loaded.model
         self.table = RowTable(
             size,
@@ -96,24 +64,78 @@ class _PassOf:
             device=loaded.device,
             several=several,
         )
+        first = np.zeros(1, dtype=np.int64)
+        self.table.fill([CacheRows(first, first, *self.table.spare)], observed=1)
+        self._subsets: Sequence[SubsetPass] = ()
         self._loaded = loaded
+        self._recorder = recorder
         self._cache = TableCache(self.table, of.layers)
 
-    def __call__(self, observer: Callable[..., None] | None) -> Any:
-        """Return the model's output for all rows; the observer can end the pass by StopPass."""
+    def fill(self, subsets: Sequence[SubsetPass], observed: int, *, load: bool) -> None:
+        """Overwrite the table with the rows of some passes, their caches loaded or not."""
+        parts, self._subsets = [], subsets
+        for subset in subsets:
+            subset.cache.extend(len(subset.ids), load=load)
+            keys, values = subset.cache.rows(slice(None))
+            ids = subset.ids[subset.rows].astype(np.int64)
+            parts.append(CacheRows(ids, subset.rows, keys, values))
+        self.table.fill(parts, observed)
+
+    def release(self) -> None:
+        """Let go of the passes and their caches."""
+        self._subsets = ()
+        self.table.release()
+
+    def __call__(
+        self, observer: Callable[..., None] | None = None, *, repairs: bool = False
+    ) -> torch.Tensor:
+        """Return the logits, ``[rows, vocab]`` float32; the observer can end the pass by StopPass.
+
+        ``repairs``: the logits of the observed row only, and :meth:`_repair` before each layer's
+        rows are written.
+        """
         model, table, of = self._loaded.model, self.table, self._loaded.architecture
         one = TablePass(table, of.windows, observer)
         self._cache.written = 0
+        self._cache.before_write = self._pause if repairs else None
         with subset_attention(model, one), fast_linear_layers(model):
             out = model(
                 input_ids=table.ids[None],
                 position_ids=table.positions[None],
                 **cache_argument(model, self._cache),
                 use_cache=True,
+                logits_to_keep=table.observed[:1] if repairs else 0,
                 ragkv_pass=one,
             )
+        self._cache.before_write = None  # a circle would keep the graph's memory
         require_used(self._cache.written, of.layers, "layers written")
-        return out
+        logits: torch.Tensor = out.logits[0].float()
+        return logits
+
+    def _pause(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
+        self._recorder.pause(partial(self._repair, layer, keys, values))
+
+    @torch.no_grad()
+    def _repair(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """Load a layer's rows and move those that the pass does not compute.
+
+        ``keys`` and ``values`` are the fresh rows, ``[1, kv_heads, rows, head_dim]``, padded.
+        """
+        (subset,) = self._subsets
+        of_layer, count = subset.cache.layers[layer], len(subset.rows)
+        of_layer.load()
+        if subset.drift is not None:
+            stored_keys, stored_values = of_layer.seen
+            fresh = keys[0, :, :count], values[0, :, :count]
+            subset.drift(layer, (stored_keys[0], stored_values[0]), fresh)
+
+
+class _Graph(NamedTuple):
+    """A captured pass: its inputs, the function that repeats it, and its result."""
+
+    pass_of: _PassOf
+    replay: Callable[[], object]
+    result: torch.Tensor
 
 
 class Graphs:
@@ -124,12 +146,12 @@ class Graphs:
         self._recorder: Recorder | None = None
         self._graphs: dict[tuple[object, ...], _Graph] = {}
         self._used = set[tuple[object, ...]]()
-        self._watched: _Watched | None = None
+        self._watched: Watched | None = None
         self._looked_over = False
         self._state: object = None
         self._refused = False
         self.captures = False
-        """Whether a pass is being captured: nothing else may be computed between its layers."""
+        """Whether a pass is being captured: nothing else must be computed between its layers."""
         self.replays = 0
         """Passes that were computed by a graph."""
 
@@ -155,17 +177,28 @@ class Graphs:
         if size is None or not all(map(_is_plain, subsets)):
             return None
 
-        def drawn_from(pass_of: _PassOf) -> torch.Tensor:
-            logits: torch.Tensor = pass_of(None).logits[0].float()
-            return logits
-
-        graph = self._graph(loaded, ("steps", size), subsets, drawn_from)
+        graph = self._graph(loaded, ("steps", size), subsets, lambda pass_of: pass_of())
         return None if graph is None else _logits(graph.result, subsets)
+
+    def repair(self, loaded: ReusableModel, subset: SubsetPass) -> torch.Tensor | None:
+        """Compute a pass over one prompt by a graph.
+
+        Returns
+        -------
+        torch.Tensor or None
+            The logits after its last row, ``[1, vocab]`` float32; None as in :meth:`compute`.
+        """
+        size = _size(REPAIR_ROWS, len(subset.rows))
+        if size is None or subset.keep != 1 or not _is_plain(replace(subset, drift=None)):
+            return None
+        key = "repair", size
+        graph = self._graph(loaded, key, [subset], lambda one: one(repairs=True), observed=1)
+        return None if graph is None else graph.result.clone()
 
     def attention_of_query(
         self, loaded: ReusableModel, subset: SubsetPass, layers: Sequence[int], count: int
     ) -> torch.Tensor | None:
-        """Compute a pass up to the last of some layers, and what its last rows attend to there.
+        """Compute a pass up to the last of some layers, and its last rows' attention there.
 
         Parameters
         ----------
@@ -222,12 +255,12 @@ class Graphs:
         watched = self._watched
         if watched is None or not self._looked_over:
             self._looked_over = True
-            watched = _Watched(loaded.model)
+            watched = Watched(loaded.model)
         state = *watched.structure, *watched.state()
         if state != self._state:
             self.drop()
             self._watched, self._state = watched, state
-            self._refuse(_obstacle(loaded, watched.hooked))
+            self._refuse(obstacle(loaded, watched.hooked))
 
     def _graph(
         self,
@@ -247,7 +280,7 @@ class Graphs:
             return None
         if graph is None:
             try:
-                graph = self._capture(loaded, key, subsets, compute, observed)
+                graph = self._capture(loaded, key, compute)
             except (MemoryError, RuntimeError, NotImplementedError, ValueError) as error:
                 if is_out_of_memory(error):  # perhaps the pass itself fits
                     release_calls(error)
@@ -257,10 +290,10 @@ class Graphs:
                 return None
             self._graphs[key] = graph
         try:
-            _fill(graph.table, subsets, observed)
+            graph.pass_of.fill(subsets, observed, load=key[0] != "repair")
             graph.replay()
         finally:
-            graph.table.release()
+            graph.pass_of.release()
         self.replays += 1
         return graph
 
@@ -269,13 +302,12 @@ class Graphs:
         self,
         loaded: ReusableModel,
         key: tuple[object, ...],
-        subsets: Sequence[SubsetPass],
         compute: Callable[[_PassOf], torch.Tensor],
-        observed: int,
     ) -> _Graph:
-        pass_of = _PassOf(loaded, int(key[1]), several=key[0] == "steps")  # type: ignore[call-overload]
-        _fill(pass_of.table, subsets, observed)
-        self._recorder = self._recorder or RECORDERS[loaded.device.type](loaded.device)
+        """Capture a pass over one row of the table's spare slot, and padding."""
+        recorder = self._recorder = self._recorder or RECORDERS[loaded.device.type](loaded.device)
+        size = int(key[1])  # type: ignore[call-overload]
+        pass_of = _PassOf(loaded, size, recorder, several=key[0] == "steps")
 
         @torch.no_grad()
         def work() -> torch.Tensor:
@@ -285,8 +317,9 @@ class Graphs:
             finally:
                 self.captures = False
 
-        graph = _Graph(pass_of.table, *self._recorder.capture(work))
-        _log.info("captured a pass of %s rows (%s)", key[1], key[0])
+        graph = _Graph(pass_of, *recorder.capture(work))
+        pass_of.release()
+        _log.info("captured a pass of %s rows (%s)", size, key[0])
         return graph
 
     def _refuse(self, reason: str) -> None:
@@ -294,7 +327,7 @@ class Graphs:
         if reason:
             self._refused = True
             self._graphs.clear()
-            _log.warning("steps are not captured as CUDA graphs: %s", reason)
+            _log.warning("passes are not captured as CUDA graphs: %s", reason)
 
 
 RECORDERS: dict[str, Callable[[torch.device], Recorder]] = {"cuda": CudaRecorder}
@@ -304,6 +337,14 @@ RECORDERS: dict[str, Callable[[torch.device], Recorder]] = {"cuda": CudaRecorder
 def graphs_for(loaded: ReusableModel) -> Graphs | None:
     """Return the model's graphs, shared by its engines; None on devices without graphs."""
     return lock_of(loaded.model).shared(Graphs) if loaded.device.type in RECORDERS else None
+
+
+@torch.no_grad()
+def repair_forward(loaded: ReusableModel, subset: SubsetPass) -> torch.Tensor:
+    """Compute a pass as :func:`ragkv.attend.forward.subset_forward`, by a graph if there is one."""
+    graphs = graphs_for(loaded)
+    logits = None if graphs is None else graphs.repair(loaded, subset)
+    return subset_forward(loaded, subset) if logits is None else logits
 
 
 def release_kept(loaded: LoadedModel) -> None:
@@ -328,15 +369,6 @@ def _size(sizes: Sequence[int], rows: int) -> int | None:
     return next((size for size in sizes if rows <= size), None)
 
 
-def _fill(table: RowTable, subsets: Sequence[SubsetPass], observed: int = 0) -> None:
-    parts = []
-    for subset in subsets:
-        subset.cache.extend(len(subset.ids))
-        ids, keys, values = subset.ids[subset.rows], subset.cache.keys, subset.cache.values
-        parts.append(CacheRows(ids.astype("int64"), subset.rows, keys, values))
-    table.fill(parts, observed)
-
-
 def _logits(logits: torch.Tensor, subsets: Sequence[SubsetPass]) -> list[torch.Tensor]:
     """Return copies of the logits, which the next replay overwrites."""
     out, last = [], 0
@@ -344,55 +376,3 @@ def _logits(logits: torch.Tensor, subsets: Sequence[SubsetPass]) -> list[torch.T
         last += len(subset.rows)
         out.append(logits[last - subset.keep : last].clone())
     return out
-
-
-def _obstacle(loaded: ReusableModel, hooked: str | None) -> str:
-    """Return why a model's passes cannot be captured, or an empty text."""
-    if loaded.architecture.position_limit is not None:
-        return "the model's rotary table changes with the prompt's length"
-    names = {type(module).__name__ for module in loaded.model.modules()}
-    if any("Experts" in name for name in names):
-        return "which experts of the model compute depends on the tokens"
-    if hooked is not None:
-        return f"a hook on {hooked or 'the model'}, which a graph would leave out"
-    return ""
-
-
-class _Watched:
-    """The parts of a model that a graph depends on.
-
-    Attributes
-    ----------
-    structure
-        The model's modules and the changes made to them; slow to collect.
-    """
-
-    def __init__(self, model: PreTrainedModel) -> None:
-        self._names = list(dict(model.named_modules()))
-        self._modules = list(model.modules())
-        self._weights = [*model.parameters(), *model.buffers()]
-        replaced = [vars(module).get("forward") for module in self._modules]
-        foreign = [id(function) for function in replaced if _is_foreign(function)]
-        adapters = adapters_of(model)
-        self.structure = [*map(id, self._modules), *foreign, *adapters, model.training]
-
-    @property
-    def hooked(self) -> str | None:
-        """The first module with a foreign hook, or None."""
-        named = zip(self._names, self._modules, strict=True)
-        return next((name for name, module in named if _has_hook(module)), None)
-
-    def state(self) -> tuple[object, ...]:
-        """Return the hooked module and the addresses of the weights; takes 0.1 ms."""
-        return self.hooked, *[part.data_ptr() for part in self._weights]
-
-
-def _has_hook(module: torch.nn.Module) -> bool:
-    """Whether a module has a foreign hook."""
-    hooks = module._forward_hooks, module._forward_pre_hooks  # noqa: SLF001
-    return any(_is_foreign(hook) for each in hooks if each for hook in each.values())
-
-
-def _is_foreign(function: object) -> bool:
-    own = getattr(getattr(function, "func", function), "__module__", None)
-    return function is not None and not str(own).startswith("ragkv.")

@@ -56,7 +56,7 @@ def register_over(before: str | None, attention: Attention) -> str:
 
 @contextmanager
 def run_pass(config: PreTrainedConfig, described: object) -> Iterator[None]:
-    """Make no masks for calls in the block: positions limit what a pass's rows see.
+    """Make no masks for calls in the block: positions limit the keys of a pass's rows.
 
     Parameters
     ----------

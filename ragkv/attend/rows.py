@@ -164,7 +164,7 @@ def attend_under(
 ) -> torch.Tensor:
     """Attend for a block of rows under an additive mask of the last keys, ``[rows, masked]``.
 
-    All rows see the keys before them. Otherwise as :func:`attend`.
+    All rows see the keys before them. In all else it is :func:`attend`.
     """
     if score_rule is not None:
         return _attend_by_rule(score_rule, mask, query, key, value, scaling)

@@ -73,7 +73,7 @@ class SparseRows:
         self, layout: Layout, rows: Positions, sparse: Sparse, loaded: ReusableModel
     ) -> None:
         device = loaded.device
-        # a share such as 7 / 25 may come out a little above its layer
+        # a share such as 7 / 25 can come out a little above its layer
         self.first_layer = math.ceil(sparse.after * loaded.architecture.layers - 1e-9)
         cached = layout.cached
         stale = layout.stale(rows)

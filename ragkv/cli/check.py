@@ -14,12 +14,12 @@ from ragkv.cli.options import AsJson, Device, DType, ModelName, Ratio
 from ragkv.cli.session import open_engine
 from ragkv.config import MEMORY
 from ragkv.errors import ConfigError
-from ragkv.report.plural import count
+from ragkv.report.words import count
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ragkv.report.quality import Quality
+    from ragkv.engine.check.quality import Quality
 
 _YES_OR_NO = {True: "[green]yes[/]", False: "[red]no[/]"}
 

@@ -15,7 +15,9 @@ Paths = Annotated[
 ModelName = Annotated[
     str | None,
     typer.Option(
-        "--model", help="Hub name or folder of the model.", show_default="the embedded SmolLM2-135M"
+        "--model",
+        help="Hub name, folder or GGUF file of the model.",
+        show_default="the embedded SmolLM2-135M",
     ),
 ]
 StorePath = Annotated[

@@ -14,8 +14,8 @@ from rich.table import Table
 
 from ragkv.cli.console import out, say_json
 from ragkv.cli.options import AsJson, ModelName
-from ragkv.errors import ConfigError, ModelNotFoundError, UnsupportedModelError
-from ragkv.report.plural import count
+from ragkv.errors import ConfigError, UnsupportedModelError
+from ragkv.report.words import count
 
 if TYPE_CHECKING:
     import torch
@@ -111,15 +111,10 @@ def _shape_of(model: str) -> tuple[int, int, int, torch.dtype]:
     from transformers import AutoConfig
 
     from ragkv.model.default_model import DEFAULT_MODEL, default_model_folder
+    from ragkv.model.load import pretrained
 
-    place = str(default_model_folder() if model == DEFAULT_MODEL else model)
-    try:
-        config = AutoConfig.from_pretrained(place).get_text_config()
-    except (OSError, ValueError) as error:
-        raise ModelNotFoundError(
-            f"no configuration of {place!r}: {error}. Give a hub name, or a folder with a "
-            "config.json"
-        ) from error
+    place = default_model_folder() if model == DEFAULT_MODEL else model
+    config = pretrained(AutoConfig, place).get_text_config()
     try:
         heads = config.num_attention_heads
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
@@ -127,7 +122,7 @@ def _shape_of(model: str) -> tuple[int, int, int, torch.dtype]:
         layers = config.num_hidden_layers
     except AttributeError as error:
         raise UnsupportedModelError(
-            f"the configuration of {place!r} does not determine the shape of its caches: {error}"
+            f"the configuration of {model!r} does not determine the shape of its caches: {error}"
         ) from error
     return layers, kv_heads, head_dim, config.dtype or torch.float32
 

@@ -27,7 +27,7 @@ from ragkv.cli.plugins import extension
 from ragkv.cli.session import open_engine
 from ragkv.config import MEMORY, ReuseConfig, StoreConfig
 from ragkv.errors import ConfigError, StoreError
-from ragkv.report.plural import count
+from ragkv.report.words import count
 
 if TYPE_CHECKING:
     from ragkv import RagKV
@@ -68,8 +68,7 @@ def precompute(
     """
     from ragkv.cli.texts import read_system_prompt, read_texts
     from ragkv.ingest.documents import Document, grouped, precompute_documents
-    from ragkv.workers.processes import store_in_processes
-    from ragkv.workers.worker import IngestWorker, for_workers, total
+    from ragkv.workers.worker import IngestWorker, for_workers, store_in_processes, total
 
     if sink_from is not None and sink != "auto":
         raise ConfigError("--sink and --sink-from: give one of them")

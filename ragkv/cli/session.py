@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from ragkv.cli.console import err
-from ragkv.report.plural import count
+from ragkv.report.words import count
 
 if TYPE_CHECKING:
     from ragkv import RagKV, ReuseConfig, StoreConfig

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from ragkv.cli.console import out, say_json
 from ragkv.cli.options import AsJson, Namespace, StorePath
-from ragkv.report.plural import count
+from ragkv.report.words import count
 
 if TYPE_CHECKING:
     from ragkv.store.chunk_store import ChunkStore

@@ -1,6 +1,6 @@
 """The settings: frozen dataclasses, validated when they are made."""
 
-from ragkv.config.checks import check_known, check_whole
+from ragkv.config.checks import check_known, check_whole, checked_variables
 from ragkv.config.decode import (
     DECODE_SETTINGS,
     LEAST_TEMPERATURE,
@@ -16,7 +16,6 @@ from ragkv.config.generation import (
 )
 from ragkv.config.reuse import PROFILE_FORMAT, Named, ReuseConfig
 from ragkv.config.store import CODECS, MEMORY, STORE_SETTINGS, StoreConfig, with_store
-from ragkv.config.template import checked_variables
 
 __all__ = [
     "CODECS",

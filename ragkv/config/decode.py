@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, TypedDict
 
 from ragkv.config.checks import check_bool, check_choice, check_number, check_whole
 from ragkv.config.generation import check_generation
-from ragkv.config.schema import check_schema
+from ragkv.config.json_schema import check_schema
 from ragkv.errors import ConfigError
 
 LEAST_TEMPERATURE = 1e-20
@@ -165,3 +165,21 @@ class SchemaOrCall(DecodeConfig):
     """
 
     call_marks: tuple[str, ...] = ()
+
+
+class DecodeOptions(TypedDict, total=False):
+    """Fields of :class:`ragkv.DecodeConfig`."""
+
+    max_new_tokens: int
+    temperature: float
+    top_p: float
+    stop: str | Sequence[str]
+    seed: int | None
+    top_k: int
+    stop_token_ids: Sequence[int]
+    drafts: bool
+    sparse: str | SparseDecoding
+    ignore_eos: bool
+    logprobs: int | None
+    json_schema: Mapping[str, Any] | None
+    generation: Mapping[str, Any] | None

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Literal, Protocol, Self, runtime_checkable
+from typing import Any, Literal, Protocol, Self, TypedDict, runtime_checkable
 
 from ragkv.config.checks import (
     check_bool,
@@ -14,7 +15,7 @@ from ragkv.config.checks import (
     check_number,
     check_text,
 )
-from ragkv.config.decode import DECODE_SETTINGS
+from ragkv.config.decode import DECODE_SETTINGS, DecodeOptions
 from ragkv.errors import ConfigError
 
 PROFILE_FORMAT = 2
@@ -123,3 +124,22 @@ def _profile_fields(profile: dict[str, Any]) -> dict[str, Any]:
         "auxiliary_model": profile["auxiliary_model"],
         "calibrated_for": profile["fingerprint"],
     }
+
+
+class ReuseOptions(TypedDict, total=False):
+    """Fields of :class:`ragkv.ReuseConfig`, for one call."""
+
+    method: str | Named
+    recompute_ratio: float | Literal["auto"]
+    sink: str
+    auxiliary_model: str | None
+    on_miss: Literal["store", "skip"]
+    history: bool
+    calibrated_for: str | None
+
+
+class AnswerOptions(DecodeOptions, ReuseOptions, total=False):
+    """Arguments of an answer: fields of both, and those of its prompt."""
+
+    chat_template_kwargs: Mapping[str, Any] | None
+    retrieved: Sequence[str]

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from transformers import LogitsProcessor, PreTrainedTokenizerBase
 
+from ragkv.config.json_schema import grammar_of
 from ragkv.config.json_schema.grammar import matcher_of
-from ragkv.config.schema import grammar_of
 from ragkv.errors import ConfigError
 
 if TYPE_CHECKING:

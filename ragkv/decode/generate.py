@@ -16,7 +16,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
+from transformers import (
+    GenerationConfig,
+    LogitsProcessorList,
+    PreTrainedTokenizerBase,
+    StoppingCriteriaList,
+)
 from transformers.generation.streamers import BaseStreamer
 
 from ragkv.answer.completion import FinishReason, TokenLogprobs
@@ -28,7 +33,6 @@ from ragkv.decode.draft import LONGEST, Drafts
 from ragkv.decode.listener import Listener
 from ragkv.decode.loop import Loop, SeededSampling
 from ragkv.decode.steps import Steps
-from ragkv.decode.stopping import StopTexts, stops_of
 from ragkv.errors import ConfigError
 from ragkv.model.architecture import config_of
 from ragkv.model.calls import require_used
@@ -46,6 +50,42 @@ _RESET_FIELDS = (
     "force_words_ids",
     "token_healing",  # another prompt than the cache's
 )
+_MARGIN = 8
+"""Tokens before a stop text that can affect its decoding, or decode to nothing."""
+
+
+def stops_of(loaded: LoadedModel, config: DecodeConfig) -> tuple[str, ...]:
+    """Return the texts that end an answer: the request's, and those of the model's config."""
+    own = getattr(loaded.model.generation_config, "stop_strings", None) or ()
+    own = (own,) if isinstance(own, str) else own
+    return tuple(dict.fromkeys([*config.stops, *own]))
+
+
+class StopTexts:
+    """Detects one of the texts at the end of the answer.
+
+    transformers' own criterion also matches the prompt, and prepares the whole vocabulary for every
+    call.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, texts: tuple[str, ...]) -> None:
+        self._tokenizer = tokenizer
+        self._texts = texts
+        # a token is a byte of text at least
+        self._tail = max((len(text.encode()) for text in texts), default=0) + _MARGIN
+
+    def reached(self, answer: torch.Tensor) -> bool:
+        """Whether the last token of ``answer`` ``[tokens]`` completes a stop text.
+
+        A special token counts both as its name and as an empty text.
+        """
+        if not self._texts:
+            return False
+        tail = answer[-self._tail :].tolist()
+        read = [
+            str(self._tokenizer.decode(tail, skip_special_tokens=skip)) for skip in (True, False)
+        ]
+        return any(stop in text for text in read for stop in self._texts)
 
 
 @dataclass(frozen=True, slots=True)

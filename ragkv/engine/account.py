@@ -10,9 +10,8 @@ from ragkv.decode.generate import Drawn
 from ragkv.engine.plan import Plan
 from ragkv.engine.request import Request
 from ragkv.explain import Facts, Lookup, explain, unsupported
-from ragkv.explain.earlier_answers import answer_warnings
-from ragkv.explain.miss_log import MissLog
 from ragkv.explain.misses import DAMAGED
+from ragkv.explain.warnings import MissLog, answer_warnings
 from ragkv.ingest.corpus import Corpus
 from ragkv.prompt.chat import Chat
 from ragkv.report.account import ChunkUse, Decoding, Miss, PromptTokens, ReuseReport, Source
@@ -44,24 +43,15 @@ def report_of(
         The chunks that were not reused, and the warnings.
     """
     origin = _with_versions(plan)
-    counts = np.bincount(origin, minlength=len(Origin)).tolist()
-    sink, reused, recomputed, fresh, exact, repaired, version = counts
     steps = request.clock.steps
     ttft = first_token_at - request.clock.started
     copies = plan.repair.copies
     return ReuseReport(
         method=request.method.name,
         recompute_ratio=request.config.recompute_ratio,
-        effective_ratio=recomputed / max(1, len(plan.layout.cached)),
         ttft_s=ttft,
         tokens=PromptTokens(
-            sink=sink,
-            history_exact=exact,
-            history_repaired=repaired,
-            reused=reused,
-            version=version,
-            recomputed=recomputed,
-            fresh=fresh,
+            origins=origin.tobytes(),
             exact=_exact_tokens(plan),
             ahead=0 if copies is None else copies.repaired,
             handed_over=0 if request.remote is None else request.remote.handed_over,
@@ -70,7 +60,6 @@ def report_of(
         steps={**steps, "first_token": ttft - sum(steps.values())},
         chunks=_uses(plan, origin),
         misses=account[0],
-        positions=origin.tobytes(),
         warnings=(*plan.warnings, *account[1]),
         dtype=dtype,
         choice=plan.choice.reason,
@@ -97,7 +86,7 @@ def _exact_tokens(plan: Plan) -> int:
     if plan.cache is None:
         return 0
     layout = plan.layout
-    return max(layout.exact, 0 if layout.former is None else layout.former.exact)
+    return max(layout.exact, 0 if layout.history is None else layout.history.exact)
 
 
 def _decoding(drawn: Drawn) -> Decoding:
@@ -185,7 +174,7 @@ def named_for(request: Request) -> Retrieved:
 def _answer_warnings(request: Request, plan: Plan) -> tuple[str, ...]:
     if not isinstance(request.prompt, Chat) or not request.uses_history:
         return ()
-    located, former = plan.located, plan.located.former
-    known = 0 if former is None or not len(former.positions) else int(former.positions[-1]) + 1
+    located, history = plan.located, plan.located.history
+    known = 0 if history is None or not len(history.positions) else int(history.positions[-1]) + 1
     reused = {entry.text for entry, _, _ in located.entries}
     return answer_warnings(request.prompt, located.text, located.tokens.characters(known), reused)

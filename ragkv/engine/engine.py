@@ -17,22 +17,21 @@ from ragkv.answer.engine import ModelInfo
 from ragkv.answer.text import AnswerText, with_calls
 from ragkv.attend.graphs import release_kept
 from ragkv.config import DECODE_SETTINGS, DecodeConfig, ReuseConfig, StoreConfig
-from ragkv.config.options import AnswerOptions, ReuseOptions
-from ragkv.decode.generate import Drawn
+from ragkv.config.reuse import AnswerOptions, ReuseOptions
+from ragkv.decode.generate import Drawn, stops_of
 from ragkv.decode.listener import Listener, Progress
-from ragkv.decode.stopping import stops_of
 from ragkv.engine.account import report_of, unsupported_account
 from ragkv.engine.check.quality import warn_if_garbled
 from ragkv.engine.check.verify import verified
 from ragkv.engine.pipeline import Pipeline
 from ragkv.engine.plan import Plan
-from ragkv.engine.request import RemoteDecoder, Request, check_calibration
+from ragkv.engine.request import Clock, RemoteDecoder, Request, check_calibration
 from ragkv.engine.reuse import Reuse
 from ragkv.engine.settings import check_limits, check_settings, tier_bytes
 from ragkv.engine.state import EngineStatus, info_of, status_of
 from ragkv.engine.stream import CompletionStream, OnText, Prefilled
 from ragkv.errors import ClosedError, ConfigError
-from ragkv.ingest.arguments import check_chunk, check_document, check_texts
+from ragkv.ingest.documents import check_chunk, check_document, check_texts
 from ragkv.model.flops import prefill_flops_of
 from ragkv.model.linear import arithmetic_of
 from ragkv.model.load import load_model
@@ -43,7 +42,6 @@ from ragkv.prompt.chat import prompt_of
 from ragkv.prompt.messages import Message
 from ragkv.prompt.render import Prompt, render, template_head
 from ragkv.report.account import PrecomputeReport, ReuseReport
-from ragkv.report.clock import Clock
 from ragkv.retrieve.named import NamedChunks
 from ragkv.schedule.lifecycle import Lifecycle
 from ragkv.schedule.requests import RequestQueue
@@ -57,8 +55,8 @@ class RagKV:
     Parameters
     ----------
     model, tokenizer
-        A hub name or folder, a loaded transformers model (with its tokenizer), or None for the
-        embedded default, SmolLM2-135M-Instruct.
+        A hub name, folder or GGUF file, a loaded transformers model (with its tokenizer), or None
+        for the embedded default, SmolLM2-135M-Instruct.
     store
         A folder or a StoreConfig; None is the user's cache folder, ``":memory:"`` only memory.
     reuse
@@ -241,8 +239,8 @@ class RagKV:
     ) -> Prefilled:
         """Repair the prompt's cache and return the next token's logits."""
         clock = Clock()
-        asked = prompt_of(prompt, chat_template_kwargs)
-        request = Request(asked, *self._configured(overrides), clock, named=self._named.take())
+        chat = prompt_of(prompt, chat_template_kwargs)
+        request = Request(chat, *self._configured(overrides), clock, named=self._named.take())
         with self._lifecycle:
             computed = self._pipeline.prefill(request)
             (logits, cache), plan = computed.prefilled, computed.plan
@@ -260,19 +258,19 @@ class RagKV:
             ``chat_template_kwargs``, variables of the chat template; ``retrieved``, the chunks
             retrieved for the prompt, each of which the report accounts for.
         """
-        request, decode = self._asked(prompt, **options)
+        request, decode = self._request(prompt, **options)
         with self._lifecycle:
             return self._complete(request, decode)
 
     def stream(self, prompt: Prompt, **options: Unpack[AnswerOptions]) -> CompletionStream:
         """Answer like :meth:`generate`, piece by piece, in a separate thread."""
-        request, decode = self._asked(prompt, **options)
+        request, decode = self._request(prompt, **options)
         return self._lifecycle.run_in_thread(
             partial(self._complete, request, decode),
             partial(CompletionStream, holds_model=partial(getattr, self._lock, "is_mine")),
         )
 
-    def _asked(
+    def _request(
         self,
         prompt: Prompt,
         *,
@@ -281,13 +279,13 @@ class RagKV:
         **options: Any,
     ) -> tuple[Request, DecodeConfig]:
         drawing = {name: options.pop(name) for name in DECODE_SETTINGS if name in options}
-        asked = prompt_of(prompt, chat_template_kwargs)
-        decode = with_calls(DecodeConfig(**drawing), asked, self.tokenizer)
+        chat = prompt_of(prompt, chat_template_kwargs)
+        decode = with_calls(DecodeConfig(**drawing), chat, self.tokenizer)
         clock, (config, method) = Clock(), self._configured(options)
         texts = tuple(text.strip() for text in check_texts(retrieved))
         named, most, decoder = self._named.take(), decode.max_new_tokens, self._decoder
         remote = None if decoder is None else decoder(self._loaded, self.namespace, decode)
-        return Request(asked, config, method, clock, most, texts, named, remote), decode
+        return Request(chat, config, method, clock, most, texts, named, remote), decode
 
     @typed_memory_errors
     def _complete(

@@ -23,7 +23,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ragkv.attend.forward import SubsetPass, subset_forward
+from ragkv.attend.forward import SubsetPass
+from ragkv.attend.graphs import repair_forward
 from ragkv.attend.observe import LayerCall, Observer, attention_to_groups
 from ragkv.chunk.sinks import SINKS_KEPT, Sink
 from ragkv.engine.plan import Located, Plan
@@ -167,7 +168,7 @@ class Healing:
 
     def _count(self, whole: _Run) -> bool:
         with self._lock:
-            wanted = False
+            is_due = False
             for count, chunk in enumerate(whole.chunks, 1):
                 ids = whole.ids[: chunk.stop]
                 key = hash(ids.tobytes()), whole.sink.fingerprint
@@ -179,11 +180,11 @@ class Healing:
                 run.requests += whole.requests
                 run.begun = max(run.begun, whole.begun)
                 self._runs.move_to_end(key)
-                wanted |= run.requests >= ENOUGH
+                is_due |= run.requests >= ENOUGH
             while len(self._runs) > MOST_RUNS:
                 self._runs.popitem(last=False)
-            works, self._works = self._works, self._works or wanted
-            return wanted and not works
+            works, self._works = self._works, self._works or is_due
+            return is_due and not works
 
     # ---- background work
 
@@ -241,14 +242,14 @@ class Healing:
         loaded, chunk = self._corpus.loaded, run.chunks[at]
         start = run.chunks[at - 1].stop if at else 0
         ids = run.ids[: chunk.stop]
-        former = self._history.exact_rows(ids, run.sink.fingerprint).between(0, start)
-        layout = lay_out(Tokens(ids, np.zeros((len(ids), 2), np.int32)), ids[:0], (), former)
+        exact = self._history.exact_rows(ids, run.sink.fingerprint).between(0, start)
+        layout = lay_out(Tokens(ids, np.zeros((len(ids), 2), np.int32)), ids[:0], (), exact)
         cache = splice(layout, None, loaded, 0)
         paid: Paid | None = None
         observer: Observer | None = None
         if 0 < at < run.chain and chunk.first < chunk.end:
             paid, observer = _attention(run.chunks[: at + 1], layout, loaded.device)
-        subset_forward(loaded, SubsetPass(ids, layout.fresh, cache, observer=observer))
+        repair_forward(loaded, SubsetPass(ids, layout.fresh, cache, observer=observer))
         self.tokens += len(layout.fresh)
         return cache, paid
 

@@ -19,7 +19,7 @@ from ragkv.decode.prefill import full_prefill, prefill_into
 from ragkv.decode.steps import Steps
 from ragkv.engine.plan import Computed, Located, Plan
 from ragkv.engine.planner import Planner
-from ragkv.engine.request import RemoteAnswer, Request
+from ragkv.engine.request import Clock, RemoteAnswer, Request
 from ragkv.errors import ConfigError, PromptTooLongError
 from ragkv.history.node import Rows
 from ragkv.model.loaded import LoadedModel
@@ -28,7 +28,6 @@ from ragkv.prompt.chat import TokenIds
 from ragkv.prompt.render import render
 from ragkv.prompt.token_bytes import read_ids
 from ragkv.prompt.tokens import IntArray, tokenize
-from ragkv.report.clock import Clock
 from ragkv.schedule.requests import RequestQueue, Turn
 from ragkv.select import Method
 from ragkv.splice.buffer import SplicedCache, spare_rows
@@ -40,7 +39,7 @@ _MOST_PRELOADED = 4
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Admitted:
-    """A located prompt that may use the model now, and the thread that reads its entries."""
+    """A located prompt whose turn it is, and the thread that reads its entries."""
 
     located: Located
     turn: Turn
@@ -108,7 +107,7 @@ class Pipeline:
             yield _Admitted(located, turn, ahead)
 
     def _locate(self, request: Request) -> Located:
-        """Tokenise the prompt, find its chunks, and open what can be reused."""
+        """Tokenise the prompt, find its chunks, and open their entries."""
         planner = self._planner
         with request.clock.step("find"):
             located = self._tokenize(request)
@@ -140,7 +139,7 @@ class Pipeline:
 
     @contextmanager
     def _preloading(self, ahead: ReadAhead, located: Located) -> Iterator[None]:
-        """Read the entries while the request waits, unless those of enough others are read."""
+        """Read the entries while the request waits, unless enough requests read theirs."""
         if not self._preloads.acquire(blocking=False):
             yield
             return
@@ -154,7 +153,7 @@ class Pipeline:
     def _turn(
         self, request: Request, located: Located, cancelled: Callable[[], bool] | None
     ) -> Iterator[Turn]:
-        """Wait until the request may use the model; other answers' steps run between its layers.
+        """Wait for the request's turn; other answers' steps run between its layers.
 
         Raises
         ------

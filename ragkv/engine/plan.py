@@ -48,7 +48,7 @@ class Located:
         The known chunks without a usable entry, each with the reason.
     to_encode, to_load
         The texts to encode after the answer, and those to load into memory.
-    former
+    history
         Rows of earlier prompts.
     """
 
@@ -60,7 +60,7 @@ class Located:
     missed: tuple[tuple[str, str], ...] = ()
     to_encode: tuple[str, ...] = ()
     to_load: tuple[str, ...] = ()
-    former: PrefixMatch | None = None
+    history: PrefixMatch | None = None
 
     @property
     def text(self) -> str:
@@ -85,8 +85,8 @@ class Located:
 
     def _in_history(self) -> npt.NDArray[np.bool_]:
         out = np.zeros(len(self.tokens), dtype=bool)
-        if self.former is not None:
-            out[self.former.positions] = True
+        if self.history is not None:
+            out[self.history.positions] = True
         return out
 
     @property

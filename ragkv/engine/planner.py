@@ -1,4 +1,4 @@
-"""What a prompt takes from chunks and earlier prompts, and what it leaves for later ones."""
+"""Planning: the reuse of chunks and earlier prompts, and the rows that a prompt leaves."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from functools import partial
 import numpy as np
 import torch
 
-from ragkv.attend.forward import subset_forward
+from ragkv.attend.graphs import repair_forward
 from ragkv.chunk.kv import KnownChunk, LayeredKV
 from ragkv.config import ReuseConfig
 from ragkv.decode.generate import Drawn
@@ -37,7 +37,7 @@ _SHOWN_TOKENS = 8
 _WAITED_S = 0.02
 """Shortest wait for a turn after which earlier prompts' rows are looked up again."""
 _HEAD_DIFFERS = (
-    "The prompt's head is not the text that chunks were encoded behind ({matched} of {wanted} "
+    "The prompt's head is not the text that chunks were encoded behind ({matched} of {expected} "
     "tokens agree; behind them the sink has {sink!r} and the prompt {prompt!r}). They are reused; "
     "answers are a little closer to full prefill if sink= (or sink_from=) is given this prompt "
     "template's head, here and where chunks are precomputed (docs/results.md, One corpus, several "
@@ -131,7 +131,7 @@ class Planner:
         if sink is None or waited < _WAITED_S:
             return False
         found = found_rows(request, located, self._history)
-        before = 0 if located.former is None else len(located.former.positions)
+        before = 0 if located.history is None else len(located.history.positions)
         return found is not None and len(found.positions) > before
 
     # ---- splice and select
@@ -143,16 +143,16 @@ class Planner:
 
     def _splice(self, request: Request, located: Located) -> Plan:
         """Lay out the prompt and place the entries' rows in its cache."""
-        sink, tokens, former = located.sink, located.tokens, located.former
-        if sink is None or not (located.entries or former):
+        sink, tokens, history = located.sink, located.tokens, located.history
+        if sink is None or not (located.entries or history):
             return Plan.full(located)
         with request.clock.step("splice"):
             head = sink.ids[:0] if self._history.is_beyond(len(tokens)) else sink.ids
-            layout = lay_out(tokens, head, located.entries, former)
+            layout = lay_out(tokens, head, located.entries, history)
             missed = _unaligned(layout, located)
             if request.method.reuse == "prefix":
                 layout = exact_prefix(layout)
-            if not layout.exact and not layout.placed and former is None:
+            if not layout.exact and not layout.placed and history is None:
                 return Plan(located, layout, missed=missed)
             cache = splice(
                 layout,
@@ -186,12 +186,12 @@ class Planner:
     def recompute(self, request: Request, plan: Plan) -> torch.Tensor:
         """Recompute the plan's rows; return the logits after the prompt, ``[vocab]`` float32."""
         with request.clock.step("recompute"):
-            logits = subset_forward(self.loaded, plan.subset)[0]
+            logits = repair_forward(self.loaded, plan.subset)[0]
             self.loaded.wait()
         self.corpus.record_speed(len(plan.rows), request.clock.steps["recompute"])
         return logits
 
-    # ---- what a prompt leaves
+    # ---- keep
 
     def keep(
         self, request: Request, plan: Plan, cache: SplicedCache, drawn: Drawn | None = None
@@ -201,7 +201,7 @@ class Planner:
             request, plan, cache, self._history, drawn, lossless=self.corpus.is_lossless
         )
         if left is not None:
-            if plan.located.former is not None:
+            if plan.located.history is not None:
                 self._history.count_hit()
             self._history.keep(left, request.clock.started)
 
@@ -219,7 +219,7 @@ class Planner:
         decode = self.loaded.tokenizer.decode
         message = _HEAD_DIFFERS.format(
             matched=layout.sink,
-            wanted=len(sink_ids),
+            expected=len(sink_ids),
             sink=decode(sink_ids[at]),
             prompt=decode(layout.ids[at]),
         )
@@ -235,7 +235,7 @@ def _with_entries(
     opened: Mapping[str, Found[LayeredKV]],
     missed: Mapping[str, str],
 ) -> Located:
-    """Return the prompt with its usable entries, and the reasons of the others."""
+    """Return the prompt with its usable entries, and the reasons of the unusable ones."""
     entries: list[LocatedEntry] = []
     unusable: list[tuple[str, str]] = []
     for span in located.known or ():

@@ -23,7 +23,7 @@ from ragkv.splice.layout import Origin
 def found_rows(request: Request, located: Located, history: History) -> PrefixMatch | None:
     """Return the rows of earlier prompts for this one; None unless more than its sink's.
 
-    Exact rows serve every prompt; others serve a prompt whose ratio is not above their own.
+    Exact rows serve every prompt; approximate ones a prompt whose ratio is not above their own.
     """
     sink, tokens = located.sink, located.tokens
     if sink is None or not _is_used(request, history):
@@ -49,10 +49,10 @@ def with_rows(
     request: Request, located: Located, history: History, versions: Versions | None
 ) -> Located:
     """Return the prompt with rows of earlier prompts, those of stored versions included."""
-    located = replace(located, former=found_rows(request, located, history))
+    located = replace(located, history=found_rows(request, located, history))
     if versions is None or not _restore_versions(request, located, history, versions):
         return located
-    return replace(located, former=found_rows(request, located, history))
+    return replace(located, history=found_rows(request, located, history))
 
 
 def _restore_versions(
@@ -149,8 +149,8 @@ def _freshness(plan: Plan, tokens: int, *, lossless: bool) -> Freshness:
     first = int(np.argmax(others)) if others.any() else tokens
     out = np.full(tokens, plan.choice.ratio, np.float32)
     out[: len(origin)][~computed] = ABSENT
-    if layout.former is not None:
-        out[layout.former.positions] = layout.former.freshness
+    if layout.history is not None:
+        out[layout.history.positions] = layout.history.freshness
     if repair.copies is not None:
         out[repair.copies.taken] = plan.choice.ratio
     out[: len(origin)][exact] = EXACT

@@ -1,8 +1,10 @@
-"""One call: its prompt, its settings, and the interface of a remote decoder."""
+"""One call: its prompt, settings and clock, and the interface of a remote decoder."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -15,9 +17,29 @@ from ragkv.model.fingerprint import Fingerprint
 from ragkv.model.loaded import LoadedModel
 from ragkv.prompt.render import Prompt
 from ragkv.prompt.tokens import IntArray
-from ragkv.report.clock import Clock
 from ragkv.retrieve.named import Retrieved
 from ragkv.select import Method
+
+
+class Clock:
+    """Seconds by step. Construction, at the user's call, starts it."""
+
+    def __init__(self) -> None:
+        self.started = time.perf_counter()
+        self.steps: dict[str, float] = {}
+        self._within = 0.0
+
+    @contextmanager
+    def step(self, name: str) -> Iterator[None]:
+        """Add the block's wall time to the step, without nested steps."""
+        outer, self._within = self._within, 0.0
+        before = time.perf_counter()
+        try:
+            yield
+        finally:
+            took = time.perf_counter() - before
+            self.steps[name] = self.steps.get(name, 0.0) + took - self._within
+            self._within = outer + took
 
 
 class RemoteAnswer(Protocol):

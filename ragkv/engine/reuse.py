@@ -16,12 +16,12 @@ from ragkv.engine.healing import Healing
 from ragkv.engine.plan import Plan
 from ragkv.engine.planner import Planner
 from ragkv.engine.request import Request
-from ragkv.explain.miss_log import MissLog
+from ragkv.explain.warnings import MissLog
 from ragkv.history.history import History
 from ragkv.history.tree import PrefixTree
 from ragkv.history.versions import Versions
-from ragkv.ingest.arguments import check_revision
 from ragkv.ingest.corpus import Corpus
+from ragkv.ingest.documents import check_revision
 from ragkv.ingest.encode import encode, get_or_encode
 from ragkv.model.default_model import DEFAULT_MODEL
 from ragkv.model.load import load_model

@@ -136,12 +136,12 @@ class PrefixMatch:
     ----------
     parts
         In the order of the path.
-    asked
+    prompt_end
         End of the longest earlier prompt that is a prefix of this one; 0 for none.
     """
 
     parts: tuple[KnownRows, ...]
-    asked: int = 0
+    prompt_end: int = 0
 
     @cached_property
     def positions(self) -> Positions:
@@ -174,7 +174,7 @@ class PrefixMatch:
         return self._of(part.between(start, end) for part in self.parts)
 
     def _of(self, parts: Iterable[KnownRows]) -> PrefixMatch:
-        return PrefixMatch(tuple(part for part in parts if len(part.positions)), self.asked)
+        return PrefixMatch(tuple(part for part in parts if len(part.positions)), self.prompt_end)
 
     @property
     def rows(self) -> Rows:

@@ -120,16 +120,16 @@ class PrefixTree:
         """
         with self._lock:
             self._settle(model)
-            node, at, asked = self._roots.get(root), 0, 0
+            node, at, prompt_end = self._roots.get(root), 0, 0
             parts = list[KnownRows]()
             while node is not None and at == node.end:
                 node = node.children.get(int(ids[at])) if at < len(ids) else None
                 if node is not None:
                     at = node.reached(ids)
                     parts.append(node.known.between(node.start, at))
-                    asked = max((end for end in node.prompts if end <= at), default=asked)
+                    prompt_end = max((end for end in node.prompts if end <= at), default=prompt_end)
                     self._policy.hit(node)
-            return PrefixMatch(tuple(part for part in parts if len(part.positions)), asked)
+            return PrefixMatch(tuple(part for part in parts if len(part.positions)), prompt_end)
 
     def add(self, computed: ComputedPrompt) -> None:
         """Queue a prompt's rows; :meth:`settle` or :meth:`match` copies them."""
@@ -195,8 +195,8 @@ class PrefixTree:
             while at < len(new.ids):
                 child = node.children.get(int(new.ids[at]))
                 if child is None:
-                    wanted = at + np.flatnonzero(new.freshness[at:] > ABSENT)
-                    child = self._enter(new.ids, at, len(new.ids), _taken(new, wanted), node)
+                    kept = at + np.flatnonzero(new.freshness[at:] > ABSENT)
+                    child = self._enter(new.ids, at, len(new.ids), _taken(new, kept), node)
                 else:
                     at = child.reached(new.ids)
                     if at < min(child.end, len(new.ids)):

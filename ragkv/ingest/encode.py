@@ -13,8 +13,8 @@ from ragkv.chunk.encode import encode_chunks
 from ragkv.chunk.kv import ChunkKV
 from ragkv.chunk.sinks import Sink
 from ragkv.errors import ConfigError, StoreError
-from ragkv.ingest.arguments import check_chunks, check_document, check_seconds
 from ragkv.ingest.corpus import Corpus
+from ragkv.ingest.documents import check_chunks, check_document, check_seconds
 from ragkv.ingest.size import IngestionSize
 from ragkv.model.pool import Pool
 from ragkv.model.streams import side_stream
@@ -22,7 +22,7 @@ from ragkv.prompt.find import is_registrable
 from ragkv.prompt.tokens import Tokens, encode_behind
 from ragkv.report.account import PrecomputeReport
 from ragkv.report.ingestion_progress import IngestionProgress
-from ragkv.report.plural import count
+from ragkv.report.words import count
 from ragkv.store.types import Terms, has_expired
 
 _log = logging.getLogger(__name__)

@@ -10,7 +10,7 @@ from tqdm.auto import tqdm
 from ragkv.errors import StoreFullError
 from ragkv.model.loaded import ReusableModel
 from ragkv.report.ingestion_progress import IngestionProgress, readable, say
-from ragkv.report.plural import count
+from ragkv.report.words import count
 from ragkv.store.entry.codecs import codec_of
 from ragkv.store.types import Room
 

@@ -1,4 +1,4 @@
-"""The shape of a model's caches, or the reason why they cannot be moved."""
+"""The shape of a model's caches, or the reason why they cannot be moved; a probe of its keys."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from transformers import PretrainedConfig, PreTrainedModel
+from transformers.cache_utils import DynamicCache
 
 from ragkv.errors import UnsupportedModelError
-from ragkv.model.rotary import RopeKind
+from ragkv.model.calls import cache_argument, require_used
+from ragkv.model.rotary import TURNS, RopeKind, RotaryTables, unrotate
 
 VERIFIED = frozenset(
     {"llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3_text", "gpt_oss", "phi3"}
@@ -203,3 +206,55 @@ def _refuse_foreign_mechanisms(model: PreTrainedModel, config: PretrainedConfig)
 
 def _unsupported(mechanism: str) -> UnsupportedModelError:
     return UnsupportedModelError(f"This model has {mechanism}: ragkv cannot reuse it. {_MEND}")
+
+
+_PLACES = (0, 37, 150)
+_IDS = range(40, 56)
+
+
+class KeyProbe:
+    """Each layer's keys of the same tokens at several positions.
+
+    Rotary attention depends only on differences of positions, so these keys differ only in their
+    rotation.
+    """
+
+    @torch.no_grad()
+    def __init__(self, model: PreTrainedModel) -> None:
+        ids = torch.tensor([list(_IDS)], device=model.device)
+        self._places = [
+            torch.arange(first, first + len(_IDS), device=model.device) for first in _PLACES
+        ]
+        self._keys: list[list[torch.Tensor]] = []
+        for positions in self._places:
+            cache = DynamicCache()
+            given = cache_argument(model, cache)
+            model(ids, position_ids=positions[None], use_cache=True, **given)
+            require_used(cache.get_seq_length(), len(_IDS), "rows in the cache")
+            layers: list[Any] = cache.layers
+            self._keys.append([layer.keys for layer in layers])
+
+    def distance(self, layer: int, kind: RopeKind, rotary: RotaryTables) -> float:
+        """Return the largest difference of a layer's unrotated keys, in standard deviations."""
+        first, *others = (
+            unrotate(keys[layer], rotary.at(kind, positions)).float()
+            for keys, positions in zip(self._keys, self._places, strict=True)
+        )
+        return max(float((other - first).abs().max() / first.std()) for other in others)
+
+
+def probe_rope_kinds(
+    model: PreTrainedModel, architecture: Architecture, rotary: RotaryTables
+) -> tuple[RopeKind, ...]:
+    """Return for each layer the kind of rotation with the least :meth:`KeyProbe.distance`.
+
+    :func:`ragkv.engine.check.verify.check_model` checks that it is small enough.
+    """
+    probe = KeyProbe(model)
+    return tuple(
+        min(
+            (RopeKind(kind.table, turn) for turn in TURNS),
+            key=lambda tried: probe.distance(layer, tried, rotary),
+        )
+        for layer, kind in enumerate(architecture.rope_kinds)
+    )

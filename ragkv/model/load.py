@@ -23,15 +23,21 @@ from ragkv.errors import (
     UnsupportedModelError,
     UnsupportedTokenizerError,
 )
-from ragkv.model.architecture import Architecture, backbone_of, describe, is_verified
+from ragkv.model.architecture import (
+    Architecture,
+    backbone_of,
+    describe,
+    is_verified,
+    probe_rope_kinds,
+)
 from ragkv.model.default_model import DEFAULT_MODEL, from_default
 from ragkv.model.fingerprint import fingerprint_of, state_of
 from ragkv.model.folders import check_place, near
+from ragkv.model.gguf import from_gguf, gguf_file
 from ragkv.model.linear import keep_float32
 from ragkv.model.loaded import LoadedModel, ReusableModel
 from ragkv.model.lock import lock_of
 from ragkv.model.memory import is_out_of_memory
-from ragkv.model.rope_probe import probe_rope_kinds
 from ragkv.model.rotary import RotaryTables
 
 _log = logging.getLogger(__name__)
@@ -45,7 +51,7 @@ def load_model(
     dtype: str | torch.dtype | None = None,
     on_unsupported: Literal["raise", "full"] = "raise",
 ) -> LoadedModel:
-    """Load ``model`` (hub name, folder, loaded model or None) and describe it.
+    """Load ``model`` (hub name, folder, GGUF file, loaded model or None) and describe it.
 
     Raises
     ------
@@ -163,8 +169,8 @@ def _resolve(
         return loaded, tokenizer or pretrained(AutoTokenizer, model), str(model)
     if not isinstance(model, PreTrainedModel):
         raise ConfigError(
-            f"model must be a name, a folder or a transformers model, not {type(model).__name__}: "
-            "give the transformers model in it, and its tokenizer"
+            "model must be a name, a folder, a GGUF file or a transformers model, not "
+            f"{type(model).__name__}: give the transformers model in it, and its tokenizer"
         )
     if tokenizer is None:
         raise ConfigError("A loaded model needs its tokenizer: RagKV(model, tokenizer).")
@@ -226,6 +232,8 @@ def pretrained(auto: Any, name: str | Path | None, **kwargs: Any) -> Any:
     """
     if name is None or str(name) == DEFAULT_MODEL:
         return from_default(auto, **kwargs)
+    if (file := gguf_file(name)) is not None:
+        return from_gguf(auto, file, **kwargs)
     needs_config = auto is not AutoTokenizer and not {"gguf_file", "subfolder"} & kwargs.keys()
     place = check_place(name, configured=needs_config) or name
     try:
@@ -236,7 +244,8 @@ def pretrained(auto: Any, name: str | Path | None, **kwargs: Any) -> Any:
             there = f" There is no folder of this name{near(Path(place))}"
         raise ModelNotFoundError(
             f"Cannot load {str(name)!r}: {error}.{there} Give a folder with a transformers model, "
-            "a hub name, a loaded model with its tokenizer, or nothing for the embedded one."
+            "a GGUF file, a hub name, a loaded model with its tokenizer, or nothing for the "
+            "embedded one."
         ) from error
 
 

@@ -7,9 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, overload
 
-from ragkv.config.checks import check_bool
-from ragkv.config.schema import DOCUMENT
-from ragkv.config.template import checked_variables
+from ragkv.config.checks import check_bool, checked_variables
+from ragkv.config.json_schema import DOCUMENT
 from ragkv.errors import ConfigError
 from ragkv.prompt.messages import Message, check_json, normal_messages
 

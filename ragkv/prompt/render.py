@@ -11,9 +11,8 @@ from transformers import PreTrainedTokenizerBase
 
 from ragkv.errors import ConfigError
 from ragkv.prompt.chat import Chat, TokenIds, prompt_of
-from ragkv.prompt.fitting import TEMPLATE_ERRORS, fitted
+from ragkv.prompt.fitting import TEMPLATE_ERRORS, fitted, shown, with_definitions
 from ragkv.prompt.messages import Message
-from ragkv.prompt.tools.describe import shown, with_definitions
 from ragkv.prompt.tools.reader import writes_tools
 
 Prompt = str | Sequence[Message] | TokenIds

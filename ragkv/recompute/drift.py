@@ -2,7 +2,7 @@
 
 A token's key and value in the real prompt differ from the cached ones, because it attends to the
 chunks before its own. Neighbours shift alike, and a chunk's first tokens shift most. The recomputed
-tokens show the shift in each layer at no cost; the others are moved by its best linear prediction
+tokens show the shift in each layer at no cost; the rest are moved by its best linear prediction
 (simple kriging). The query chooses the recomputed tokens, which can shift much more than their
 neighbours: no token counts for more than the median. Ratio 1 stays a full prefill and ratio 0 plain
 reuse.
@@ -48,7 +48,7 @@ class Drift:
     all ``d_i / g_i``.
 
     Rows recomputed by earlier prompts count as recomputed now, so that stale rows move alike
-    regardless of the number of prompts that recomputed the others.
+    regardless of how many prompts recomputed the rest.
 
     Parameters
     ----------
@@ -56,7 +56,7 @@ class Drift:
         The prompt's layout; exact rows are neither read nor moved.
     rows
         ``[rows]`` sorted positions that the pass computes.
-    former
+    earlier
         Differences of rows recomputed by earlier prompts from the entries' rows.
     """
 
@@ -65,12 +65,12 @@ class Drift:
         layout: Layout,
         rows: npt.NDArray[np.int64],
         loaded: ReusableModel,
-        former: Shift | None = None,
+        earlier: Shift | None = None,
     ) -> None:
         architecture, rotary, device = loaded.architecture, loaded.rotary, loaded.device
         nothing = np.empty(0, dtype=np.int64)
-        known = nothing if former is None else former.positions
-        self._former = former if len(known) else None
+        known = nothing if earlier is None else earlier.positions
+        self._earlier = earlier if len(known) else None
         both = np.concatenate([known, rows])
         order = np.argsort(both)
         self._kinds = architecture.rope_kinds
@@ -98,8 +98,8 @@ class Drift:
         # rows of earlier prompts and of the pass, in the order of the positions
         self._order: torch.Tensor | None = None
         if not now.all():
-            of_former = observed[~now]
-            self._of_former = to_device(of_former, device)
+            of_earlier = observed[~now]
+            self._of_earlier = to_device(of_earlier, device)
             self._order = to_device(np.argsort(np.argsort(now, kind="stable")), device)
         self._sizes = _sizes(to_device(places, device))
 
@@ -111,16 +111,16 @@ class Drift:
     ) -> None:
         """Move the chunks' rows in place; see :class:`ragkv.splice.buffer.BeforeWrite`."""
         keys, values = (part[:, : self._end] for part in rows)
-        former = None if self._former is None else self._former.of(layer)
+        earlier = None if self._earlier is None else self._earlier.of(layer)
         table = self._tables[self._kinds[layer]]
         if self._together is not None:
             turn = table.cos, table.sin
             drift(
-                (keys, values), fresh, former, self._together, table=turn, adjacent=table.adjacent
+                (keys, values), fresh, earlier, self._together, table=turn, adjacent=table.adjacent
             )
         if self._weights is None:
             return
-        of_keys, of_values = (None, None) if former is None else former
+        of_keys, of_values = (None, None) if earlier is None else earlier
         moved = self._moved(keys, fresh[0], of_keys)
         moved_keys = self._bounded(unrotate(moved, table.at(self._here)))
         moved_values = self._bounded(self._moved(values, fresh[1], of_values))
@@ -132,13 +132,13 @@ class Drift:
         values += expected[len(keys) :]
 
     def _moved(
-        self, rows: torch.Tensor, fresh: torch.Tensor, former: torch.Tensor | None
+        self, rows: torch.Tensor, fresh: torch.Tensor, earlier: torch.Tensor | None
     ) -> torch.Tensor:
         before = rows.index_select(1, self._replaced)
         moved = fresh.index_select(1, self._computed).float() - before.float()
-        if former is None or self._order is None:
+        if earlier is None or self._order is None:
             return moved
-        known = former.index_select(1, self._of_former).float()
+        known = earlier.index_select(1, self._of_earlier).float()
         return torch.cat([known, moved], dim=1).index_select(1, self._order)
 
     def _bounded(self, moved: torch.Tensor) -> torch.Tensor:

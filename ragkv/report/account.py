@@ -71,23 +71,14 @@ class ChunkUse:
 
 @dataclass(frozen=True, slots=True)
 class PromptTokens:
-    """The prompt's tokens, counted by the origin of their rows.
+    """The prompt's tokens by the origin of their rows.
 
     Attributes
     ----------
-    sink
-        Tokens of the shared sink.
-    history_exact, history_repaired
-        Tokens behind the sink with rows of earlier prompts or answers: equal to a full prefill's,
-        or computed over a partly stale context.
-    reused
-        Chunk tokens whose rows come from the chunks' entries.
-    version
-        Chunk tokens whose rows come from versions of the chunks.
-    recomputed
-        Chunk tokens that were cached and recomputed.
-    fresh
-        Tokens that were not cached: the query, text between chunks, missed chunks.
+    origins
+        The origin of each token at the first token of the answer, one byte per token: 0 sink, 1
+        reused, 2 recomputed, 3 fresh, 4 exact history, 5 repaired history, 6 version. The
+        properties are counted from it.
     exact
         Leading tokens whose cached rows equal a full prefill's, up to a codec's rounding: the sink,
         the chunk directly behind it, exact history. They are recomputed only at a ratio of 1.
@@ -97,21 +88,50 @@ class PromptTokens:
         Leading tokens whose rows were written for vLLM.
     """
 
-    sink: int = 0
-    history_exact: int = 0
-    history_repaired: int = 0
-    reused: int = 0
-    version: int = 0
-    recomputed: int = 0
-    fresh: int = 0
+    origins: bytes = b""
     exact: int = 0
     ahead: int = 0
     handed_over: int = 0
 
     @property
+    def sink(self) -> int:
+        """Tokens of the shared sink."""
+        return self.origins.count(0)
+
+    @property
+    def reused(self) -> int:
+        """Chunk tokens whose rows come from the chunks' entries."""
+        return self.origins.count(1)
+
+    @property
+    def recomputed(self) -> int:
+        """Chunk tokens that were cached and recomputed."""
+        return self.origins.count(2)
+
+    @property
+    def fresh(self) -> int:
+        """Tokens that were not cached: the query, text between chunks, missed chunks."""
+        return self.origins.count(3)
+
+    @property
+    def history_exact(self) -> int:
+        """Tokens behind the sink with rows of earlier prompts that equal a full prefill's."""
+        return self.origins.count(4)
+
+    @property
+    def history_repaired(self) -> int:
+        """Tokens with rows of earlier prompts that were computed over a partly stale context."""
+        return self.origins.count(5)
+
+    @property
+    def version(self) -> int:
+        """Chunk tokens whose rows come from versions of the chunks."""
+        return self.origins.count(6)
+
+    @property
     def prompt(self) -> int:
         """Tokens of the whole prompt."""
-        return self.cached + self.recomputed + self.fresh
+        return len(self.origins)
 
     @property
     def cached(self) -> int:
@@ -170,9 +190,8 @@ class ReuseReport:
     ----------
     method
         The name of the method that chose the tokens to recompute.
-    recompute_ratio, effective_ratio
-        The requested share (or ``"auto"``), and the share of the cached chunks' tokens that this
-        prompt recomputed.
+    recompute_ratio
+        The requested share of the cached chunks' tokens to recompute, or ``"auto"``.
     ttft_s
         Seconds from the call to the first token's logits or text.
     tokens
@@ -186,9 +205,6 @@ class ReuseReport:
     misses
         Chunks that were not reused, or only in part, with reasons: the prompt's and the retrieved
         ones.
-    positions
-        The origin of each prompt token at the first token: 0 sink, 1 reused, 2 recomputed, 3
-        fresh, 4 exact history, 5 repaired history, 6 version (one byte per token).
     warnings
         Problems with a remedy, such as a prompt whose head is not the sink. Each kind is logged
         once.
@@ -205,14 +221,12 @@ class ReuseReport:
 
     method: str
     recompute_ratio: float | str
-    effective_ratio: float
     ttft_s: float
     tokens: PromptTokens = PromptTokens()
     decode: Decoding = Decoding()
     steps: dict[str, float] = field(default_factory=dict)
     chunks: tuple[ChunkUse, ...] = ()
     misses: tuple[Miss, ...] = ()
-    positions: bytes = b""
     warnings: tuple[str, ...] = ()
     dtype: str = ""
     choice: str = ""
@@ -228,12 +242,41 @@ class ReuseReport:
         """Seconds from the call to the last token."""
         return self.ttft_s + self.decode.seconds
 
+    @property
+    def effective_ratio(self) -> float:
+        """The share of the cached chunks' tokens that this prompt recomputed, 0 to 1."""
+        recomputed = sum(use.recomputed for use in self.chunks)
+        return recomputed / max(1, recomputed + sum(use.reused for use in self.chunks))
+
+    @property
+    def positions(self) -> bytes:
+        """The origin of each prompt token: ``tokens.origins``."""
+        return self.tokens.origins
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of the whole prompt: ``tokens.prompt``."""
+        return self.tokens.prompt
+
+    @property
+    def reused_tokens(self) -> int:
+        """Chunk tokens whose rows come from the chunks' entries: ``tokens.reused``."""
+        return self.tokens.reused
+
+    @property
+    def conversation_tokens(self) -> int:
+        """Tokens with rows from earlier prompts: ``tokens.history``."""
+        return self.tokens.history
+
     def to_dict(self) -> dict[str, Any]:
-        """Return plain JSON-ready types, properties included; ``positions`` becomes digits."""
+        """Return plain JSON-ready types, counts included; ``positions`` becomes digits."""
         out = asdict(replace(self, trace=None))
         del out["trace"]
+        tokens = _with_properties(self.tokens)
+        del tokens["origins"]
         return out | {
-            "tokens": _with_properties(self.tokens),
+            "effective_ratio": self.effective_ratio,
+            "tokens": tokens,
             "decode": _with_properties(self.decode),
             "total_s": self.total_s,
             "positions": "".join(map(str, self.positions)),
@@ -252,14 +295,14 @@ class ReuseReport:
             The dictionary is not such a report.
         """
         try:
+            origins = bytes(map(int, data["positions"]))
             return cls(
                 **_known(cls, data)
                 | {
-                    "tokens": PromptTokens(**_known(PromptTokens, data["tokens"])),
+                    "tokens": PromptTokens(origins, **_known(PromptTokens, data["tokens"])),
                     "decode": Decoding(**_known(Decoding, data["decode"])),
                     "chunks": tuple(ChunkUse(**_known(ChunkUse, use)) for use in data["chunks"]),
                     "misses": tuple(Miss(**_known(Miss, miss)) for miss in data["misses"]),
-                    "positions": bytes(map(int, data["positions"])),
                     "warnings": tuple(data["warnings"]),
                 }
             )
@@ -314,7 +357,7 @@ class PrecomputeReport:
         return cls(**_known(cls, data))
 
 
-def _with_properties(part: PromptTokens | Decoding) -> dict[str, float]:
+def _with_properties(part: PromptTokens | Decoding) -> dict[str, Any]:
     """Return the fields and the properties derived from them."""
     derived = [name for name, each in vars(type(part)).items() if isinstance(each, property)]
     return asdict(part) | {name: getattr(part, name) for name in derived}

@@ -11,7 +11,7 @@ from tqdm.auto import tqdm
 
 from ragkv.errors import StoreFullError
 from ragkv.report.account import PrecomputeReport
-from ragkv.report.plural import count
+from ragkv.report.words import count
 
 FIRST_LINE_S = 2.0
 LINES_S = 30.0

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ragkv.report.plural import count
 from ragkv.report.reasons import REASONS
+from ragkv.report.words import count
 
 if TYPE_CHECKING:
     from ragkv.report.account import Miss, ReuseReport

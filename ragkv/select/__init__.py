@@ -1,4 +1,4 @@
-"""Selection of the cached tokens to recompute. Each file in ``rules/`` has one rule."""
+"""Selection of the cached tokens to recompute. Each file in ``rules/`` has one method."""
 
 from ragkv.attend.sparse_rows import Sparse
 from ragkv.select.method import (

@@ -70,10 +70,10 @@ def choose(method: Method, scene: Scene, config: ReuseConfig) -> Choice:
     ratio = config.recompute_ratio
     if takes_all(layout, config):
         return Choice(np.setdiff1d(cached, known, assume_unique=True), ratio=1.0)
-    asked = cached >= layout.asked
-    stale = (cached >= layout.exact) & asked
-    was_asked = layout.former is not None and len(layout.fresh) == 1
-    is_done = was_asked or not stale.any() or not len(layout.stale(known))
+    new = cached >= layout.continued
+    stale = (cached >= layout.exact) & new
+    is_repeated = layout.history is not None and len(layout.fresh) == 1
+    is_done = is_repeated or not stale.any() or not len(layout.stale(known))
     if is_done or ratio == 0 or method.score is None:
         nothing = 0.0 if method.score is None else FLOOR if ratio == "auto" else ratio
         return Choice(cached[:0], ratio=nothing)
@@ -89,8 +89,8 @@ def choose(method: Method, scene: Scene, config: ReuseConfig) -> Choice:
     reason = ""
     if ratio == "auto":
         by_what = overhead_ratio if method.auto == "overhead" else attention_ratio
-        ratio, reason = by_what(paid[ranks], int(asked.sum()))
-    budget = round(ratio * float(fit[asked].sum()))
+        ratio, reason = by_what(paid[ranks], int(new.sum()))
+    budget = round(ratio * float(fit[new].sum()))
     if method.grouping is None:
         positions = np.sort(cached[ranks[:budget]])
     else:

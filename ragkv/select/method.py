@@ -247,6 +247,19 @@ class Method:
         check_choice("a method's reuse", self.reuse, _REUSE)
 
 
+_WITHOUT_SCORES = {
+    # Ordinary prefill of the whole prompt: the reference for quality.
+    "full": Method("full", reuse="none"),
+    # Reuse of only an exact token prefix, as in vLLM and SGLang: the sink and, directly behind it,
+    # the prompt's first chunk.
+    "prefix": Method("prefix", reuse="prefix"),
+    # Chunks behind the shared sink, re-positioned, nothing recomputed: CacheClip, arXiv 2510.10129,
+    # section 3.
+    "reuse": Method("reuse"),
+}
+"""The methods that recompute no row; the others are modules of ``rules/``."""
+
+
 def method_of(config: ReuseConfig) -> Method:
     """Return the method that a configuration names.
 
@@ -269,7 +282,8 @@ def method_of(config: ReuseConfig) -> Method:
 @cache
 def method_names() -> tuple[str, ...]:
     """Return the names of all methods, sorted."""
-    return tuple(sorted(module.name for module in pkgutil.iter_modules(rules.__path__)))
+    modules = (module.name for module in pkgutil.iter_modules(rules.__path__))
+    return tuple(sorted((*_WITHOUT_SCORES, *modules)))
 
 
 def get_method(name: str | Named) -> Method:
@@ -287,6 +301,8 @@ def get_method(name: str | Named) -> Method:
             f"no method {name!r}; known: {', '.join(method_names())}. Other baselines are Method "
             "objects in ragkv_bench.methods: give the object"
         )
+    if name in _WITHOUT_SCORES:
+        return _WITHOUT_SCORES[name]
     method = importlib.import_module(f"{rules.__name__}.{name}").METHOD
     if not isinstance(method, Method):
         raise TypeError(f"ragkv/select/rules/{name}.py must define METHOD, a Method")

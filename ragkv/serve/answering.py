@@ -11,7 +11,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from ragkv.config.schema import check_schema
+from ragkv.config.json_schema import check_schema
 from ragkv.engine.engine import RagKV
 from ragkv.errors import ConfigError
 from ragkv.prompt.chat import Chat, TokenIds

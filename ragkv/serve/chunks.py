@@ -10,7 +10,7 @@ from fastapi import APIRouter, Query, Request
 from pydantic import Field
 from starlette.responses import Response
 
-from ragkv.ingest.arguments import check_revision
+from ragkv.ingest.documents import check_revision
 from ragkv.retrieve.route import route_of
 from ragkv.serve.body import Fields, Json
 from ragkv.serve.fields import ReuseFields, Texts

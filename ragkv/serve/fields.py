@@ -146,7 +146,7 @@ class NamedSchema(Fields):
 
 
 class ResponseFormat(Fields):
-    """``"response_format"``; a ``json_object`` may have a schema, as in other servers."""
+    """``"response_format"``; a ``json_object`` can have a schema, as in other servers."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: NamedSchema | None = None

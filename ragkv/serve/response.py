@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from ragkv.answer.completion import LEAST_LOGPROB, Completion, TokenLogprobs
-from ragkv.answer.spelling import AnswerSpelling
+from ragkv.answer.pieces import AnswerSpelling
 from ragkv.engine.engine import RagKV
 from ragkv.report.account import ReuseReport
 from ragkv.serve.answers import AnswerPart

@@ -29,7 +29,7 @@ Place = Callable[[slice, tuple[torch.Tensor, torch.Tensor]], None]
 
 
 class BeforeWrite(Protocol):
-    """Callback before fresh rows replace some of a layer's rows; it can change the others."""
+    """Callback before fresh rows replace some of a layer's rows; it can change the rest."""
 
     def __call__(
         self,
@@ -70,7 +70,7 @@ class Shift:
 class SplicedLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
     """One layer of the buffer: ``keys`` and ``values`` ``[1, kv_heads, capacity, head_dim]``.
 
-    ``update`` writes at ``slots`` during a subset pass, and appends otherwise; its first call loads
+    ``update`` writes at ``slots`` during a subset pass, else appends; its first call loads
     lazy rows. Sliding-window layers keep every row too: their mask limits attention.
     """
 
@@ -211,9 +211,10 @@ class SplicedCache(Cache):
             self._make_room(layer.length + key_states.shape[2])
         return layer.update(key_states, value_states)
 
-    def extend(self, length: int) -> None:
+    def extend(self, length: int, *, load: bool = True) -> None:
         """Set the length to ``length`` tokens, whose rows a captured graph writes."""
-        self._load()
+        if load:
+            self._load()
         self._make_room(length)
         for layer in self.layers:
             layer.length = length

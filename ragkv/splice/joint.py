@@ -5,7 +5,7 @@ They are given as objects, or by a table that a captured graph reads.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -97,11 +97,14 @@ class TableCache(Cache):
     ----------
     written
         Number of layers written since it was set to 0.
+    before_write
+        Called with a layer and its fresh rows before they are written, or None.
     """
 
     def __init__(self, table: RowTable, layers: int) -> None:
         super().__init__(layers=[TableLayer(table, index) for index in range(layers)])
         self.written = 0
+        self.before_write: Callable[[int, torch.Tensor, torch.Tensor], None] | None = None
 
     def update(
         self,
@@ -113,6 +116,8 @@ class TableCache(Cache):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Write a layer's fresh rows, see :class:`TableLayer`."""
         self.written += 1
+        if self.before_write is not None:
+            self.before_write(layer_idx, key_states, value_states)
         updated: tuple[torch.Tensor, torch.Tensor] = super().update(
             key_states, value_states, layer_idx, *args, **kwargs
         )

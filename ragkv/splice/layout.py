@@ -67,7 +67,7 @@ class Layout:
     exact
         Entries' rows before this position equal those of a full prefill: the sink's, and those of
         the first chunk up to its first gap if it directly follows the whole sink.
-    former
+    history
         Rows of earlier prompts, used in place of entries' rows.
     """
 
@@ -77,7 +77,7 @@ class Layout:
     placed: tuple[Placed, ...]
     origin: npt.NDArray[np.uint8]
     exact: int = 0
-    former: PrefixMatch | None = None
+    history: PrefixMatch | None = None
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -91,15 +91,15 @@ class Layout:
         return np.flatnonzero(inside)
 
     @property
-    def asked(self) -> int:
+    def continued(self) -> int:
         """End of the longest earlier prompt that this one continues, 0 for none.
 
         That prompt's query has chosen tokens of its chunks, and all rows behind them are known.
         """
-        asked = 0 if self.former is None else self.former.asked
-        ends = [piece.end for piece in self.placed if piece.end <= asked]
-        is_known = (self.origin[max(ends, default=0) : asked] != Origin.FRESH).all()
-        return asked if is_known else 0
+        end = 0 if self.history is None else self.history.prompt_end
+        ends = [piece.end for piece in self.placed if piece.end <= end]
+        is_known = (self.origin[max(ends, default=0) : end] != Origin.FRESH).all()
+        return end if is_known else 0
 
     @property
     def known(self) -> npt.NDArray[np.int64]:
@@ -145,7 +145,7 @@ def lay_out(
     tokens: Tokens,
     sink_ids: IntArray,
     found: Sequence[tuple[LayeredKV, int, int]],
-    former: PrefixMatch | None = None,
+    history: PrefixMatch | None = None,
 ) -> Layout:
     """Align entries with the prompt's tokens.
 
@@ -158,7 +158,7 @@ def lay_out(
     found
         ``(entry, start, end)`` in prompt order: the characters of the prompt with the entry's text,
         or its beginning.
-    former
+    history
         Rows of earlier prompts, without the last token.
 
     The prompt's last token is always fresh: its hidden state gives the first logits.
@@ -171,14 +171,14 @@ def lay_out(
         if piece is not None:
             origin[piece.slots] = Origin.CACHED
             placed.append(piece)
-    if former is not None:
-        origin[former.positions] = np.where(former.is_exact, Origin.EXACT, Origin.REPAIRED)
+    if history is not None:
+        origin[history.positions] = np.where(history.is_exact, Origin.EXACT, Origin.REPAIRED)
     origin[:sink] = Origin.SINK
     right_behind = bool(placed) and sink == len(sink_ids)
     end = sink + (_run(placed[0], sink) if right_behind else 0)
     if (origin[sink:end] == Origin.REPAIRED).any():
         end = sink
-    return Layout(tokens.ids, tokens.offsets, sink, tuple(placed), origin, end, former)
+    return Layout(tokens.ids, tokens.offsets, sink, tuple(placed), origin, end, history)
 
 
 def _run(piece: Placed, first: int) -> int:

@@ -50,11 +50,11 @@ def splice(
     """
     architecture, rotary = loaded.architecture, loaded.rotary
     cache = SplicedCache(loaded, len(layout), spare=spare)
-    former = () if layout.former is None else layout.former.parts
+    earlier = () if layout.history is None else layout.history.parts
     pieces = [
         piece for piece in layout.placed if (layout.origin[piece.slots] == Origin.CACHED).any()
     ]
-    if sink is not None and layout.sink and (layout.former is None or not layout.former.exact):
+    if sink is not None and layout.sink and (layout.history is None or not layout.history.exact):
         head = np.arange(layout.sink)
         pieces.insert(0, Placed(sink, head, head, 0, layout.sink))
     begin = min((int(piece.slots[0]) for piece in pieces), default=0)
@@ -63,8 +63,8 @@ def splice(
     device = loaded.device
     positions = torch.arange(begin, end, device=device)
     tables = rotary.tables(architecture.rope_kinds, positions) if pieces else {}
-    where = [shift.positions, layout.fresh, *(part.positions for part in former)]
-    compared, fresh, *of_former = _indices(where, device)
+    where = [shift.positions, layout.fresh, *(part.positions for part in earlier)]
+    compared, fresh, *of_earlier = _indices(where, device)
     put: Callable[..., None]
     if device.type == "cpu":
         put = partial(_put_on_host, [_host_move(piece, begin) for piece in pieces])
@@ -88,7 +88,7 @@ def splice(
     def overlay(target: tuple[torch.Tensor, torch.Tensor], layers: slice) -> None:
         found = len(shift.positions) > 0
         before = [part[:, :, compared].clone() for part in target] if found else []
-        for rows, at in zip(former, of_former, strict=True):
+        for rows, at in zip(earlier, of_earlier, strict=True):
             for into, kept in zip(target, rows.rows, strict=True):
                 into[:, :, at] = kept[layers].to(device, non_blocking=device.type != "mps")
         if found:

@@ -218,7 +218,7 @@ class Catalog:
     def changes(
         self, since: int, known: Callable[[], set[str]]
     ) -> tuple[int, dict[str, str], list[str]]:
-        """Return what changed after ``since``.
+        """Return the changes after ``since``.
 
         Parameters
         ----------

@@ -88,7 +88,7 @@ class ChunkStore:
         self.mapped = mapped
         self._eviction = eviction
         self._hits = 0
-        self._seen: dict[str, str] = {}  # texts that finders and tiers may know, by digest
+        self._seen: dict[str, str] = {}  # texts that finders and tiers can know, by digest
         self._deleted: dict[str, str] = {}  # deleted ones, the last at the end
         try:
             self.catalog = Catalog(backend, namespace)

@@ -1,4 +1,4 @@
-"""An operator's tools: count what a store holds, verify it, copy it to another place."""
+"""An operator's tools: count, verify and copy a store's contents."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ _HARMFUL = ("damaged", "foreign")
 
 
 class Problem(NamedTuple):
-    """A value that is not what its key says.
+    """A value that disagrees with its key.
 
     ``damaged``
         The bytes of the value or of its key differ from those written.
@@ -109,7 +109,7 @@ class Findings:
 
 
 def stats(store: ChunkStore) -> Stats:
-    """Count what a store holds. One header is read for each kind of entry.
+    """Count a store's contents. One header is read for each kind of entry.
 
     Raises
     ------
@@ -138,7 +138,7 @@ def stats(store: ChunkStore) -> Stats:
 def verify(store: ChunkStore, *, heal: bool = False) -> Findings:
     """Read every value and its checksums.
 
-    Other processes may use the store meanwhile; a value that they are writing may be counted as
+    Other processes can use the store meanwhile; a value that they are writing can be counted as
     orphaned.
 
     Parameters

@@ -79,7 +79,7 @@ class StoredVersions:
                 own = (version.text, version.fingerprint, _key_of(version))
                 if own == (text, fingerprint, key):
                     found.append(version)
-        except (OSError, ValueError) as error:  # may be temporary
+        except (OSError, ValueError) as error:  # can be temporary
             _log.warning("cannot read the versions of a chunk: %s", error)
         return found
 
@@ -97,7 +97,7 @@ class StoredVersions:
                 self._store.refuse(key, blob, refused)
             except CorruptEntryError as corrupt:
                 self._store.refuse(key, blob, RefusedEntryError(corrupt.reason, str(corrupt)))
-        except (OSError, ValueError) as error:  # may be temporary
+        except (OSError, ValueError) as error:  # can be temporary
             _log.warning("cannot read the version %s: %s", key, error)
         return None
 

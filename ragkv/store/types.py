@@ -16,7 +16,7 @@ EntryT_co = TypeVar("EntryT_co", bound=LayeredKV, covariant=True)
 class Found(Generic[EntryT_co]):
     """Answer to a store's ``open`` and ``get``: an entry, or the reason of a miss.
 
-    ``reason`` is empty on a hit, otherwise one of
+    ``reason`` is empty on a hit, else one of
 
     ``absent``
         The text is not stored.

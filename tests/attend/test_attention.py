@@ -1,7 +1,5 @@
 """The subset attention against one written out densely."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
@@ -68,9 +66,7 @@ SHAPES = [(1, 4, 4), (1, 6, 2), (2, 6, 2), (1, 4, 1)]
     all_pairs([*ROWS], [None, 1, 5, 64], SHAPES, [*RULES]),
     ids=str,
 )
-def test_rows_see_exactly_their_keys(
-    where: str, window: int | None, shape: tuple[int, int, int], score_rule: str
-) -> None:
+def test_rows_see_exactly_their_keys(where, window, shape, score_rule):
     torch.manual_seed(0)
     rows, (batch, heads, kv_heads) = ROWS[where], shape
     query = torch.randn(batch, heads, len(rows), 16)
@@ -83,9 +79,7 @@ def test_rows_see_exactly_their_keys(
 
 @pytest.mark.parametrize("window", [None, 100])
 @pytest.mark.parametrize(("dtype", "limit"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
-def test_blocks_of_rows_join_without_seams(
-    window: int | None, dtype: torch.dtype, limit: float
-) -> None:
+def test_blocks_of_rows_join_without_seams(window, dtype, limit):
     torch.manual_seed(0)
     rows = sorted(torch.randperm(600)[:300].tolist())
     query = torch.randn(1, 2, len(rows), 8).to(dtype)
@@ -96,7 +90,7 @@ def test_blocks_of_rows_join_without_seams(
     )
 
 
-def test_masks_cover_the_keys_that_rows_differ_in() -> None:
+def test_masks_cover_the_keys_that_rows_differ_in():
     """Masks of all keys would take a GB for 8,192 rows over 32,768 keys, as many as scores."""
     rows = Rows.on("cpu", np.arange(3, 8192, 4))
     masks = [block.mask for block in rows.blocks(None, torch.float32)]

@@ -1,8 +1,5 @@
 """Sparse attention of decoding steps: against plain loops, and in whole answers."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -21,7 +18,6 @@ from ragkv.attend.score_rule import ScoreRule
 from ragkv.errors import ConfigError
 from ragkv.history.tree import ComputedPrompt, PrefixTree
 
-Make = Callable[..., RagKV]
 CHUNKS = some_chunks(3)
 PROMPT = [{"role": "user", "content": "\n\n".join(CHUNKS) + "\n\nWhat does it say?"}]
 SMALL = SparseDecoding(second_block_count=4, initial_window=4, local_window=12)
@@ -100,9 +96,7 @@ def expected(settings: SparseDecoding, parts: tuple[torch.Tensor, ...], size: in
     ("rows", "tokens", "size", "windows"),
     all_pairs([1, 5], [60, 133], [1, 4, 8], [(0, 0), (4, 12), (7, 1)]),
 )
-def test_steps_read_the_blocks_that_match_best(
-    monkeypatch: pytest.MonkeyPatch, rows: int, tokens: int, size: int, windows: tuple[int, int]
-) -> None:
+def test_steps_read_the_blocks_that_match_best(monkeypatch, rows, tokens, size, windows):
     monkeypatch.setattr(blocks_module, "BLOCK_SIZE", size)
     parts = tensors(tokens, rows)
     initial, local = windows
@@ -112,7 +106,7 @@ def test_steps_read_the_blocks_that_match_best(
 
 
 @pytest.mark.usefixtures("each_implementation")
-def test_bounds_follow_the_keys() -> None:
+def test_bounds_follow_the_keys():
     """Also of rows that an answer adds, and of rows that a step repairs."""
     layer = BlockAttention(SMALL, 1)
     whole = tensors(200, 1)
@@ -129,7 +123,7 @@ def test_bounds_follow_the_keys() -> None:
     assert torch.equal(attended(layer, whole), attended(BlockAttention(SMALL, 1), whole))
 
 
-def test_blocks_are_chosen_once_in_so_many_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_are_chosen_once_in_so_many_steps(monkeypatch):
     blocks = BlockAttention(SMALL, 1)
     steps = [tensors(150, 1, seed) for seed in range(4)]
     monkeypatch.setattr(blocks_module, "TOKEN_STEP", 3)
@@ -147,7 +141,7 @@ def all_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("all_blocks")
 @pytest.mark.parametrize("family", FAMILIES)
-def test_all_blocks_are_dense_attention_bit_for_bit(make_engine: Make, family: str) -> None:
+def test_all_blocks_are_dense_attention_bit_for_bit(make_engine, family):
     engine = make_engine(family)
     engine.precompute(CHUNKS)
     settings = {**ANSWER, "logprobs": 3, "history": False}
@@ -164,7 +158,7 @@ def test_all_blocks_are_dense_attention_bit_for_bit(make_engine: Make, family: s
 
 @pytest.mark.parametrize("family", ["llama", "gemma3", "gemma2", "gpt-oss", "qwen3"])
 @pytest.mark.parametrize("method", ["query", "full"])
-def test_answers_read_some_blocks(make_engine: Make, family: str, method: str) -> None:
+def test_answers_read_some_blocks(make_engine, family, method):
     """Together with others they are as alone."""
     engine = make_engine(family)
     engine.precompute(CHUNKS)
@@ -181,9 +175,7 @@ def test_answers_read_some_blocks(make_engine: Make, family: str, method: str) -
     assert all(each.token_ids == alone.token_ids for each in together[1:])
 
 
-def test_rows_of_sparse_steps_are_not_kept_for_later_prompts(
-    make_engine: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_of_sparse_steps_are_not_kept_for_later_prompts(make_engine, monkeypatch):
     kept: list[ComputedPrompt] = []
     monkeypatch.setattr(PrefixTree, "add", lambda _, computed: kept.append(computed))
     engine = make_engine(reuse=ReuseConfig())
@@ -193,7 +185,7 @@ def test_rows_of_sparse_steps_are_not_kept_for_later_prompts(
     assert lengths == [ANSWER["max_new_tokens"] - 1, 0]
 
 
-def test_auto_is_on_where_it_saves_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_is_on_where_it_saves_time(monkeypatch):
     monkeypatch.undo()
     wide = LlamaConfig(
         vocab_size=600, hidden_size=64, intermediate_size=96, num_hidden_layers=2,
@@ -217,17 +209,17 @@ def test_auto_is_on_where_it_saves_time(monkeypatch: pytest.MonkeyPatch) -> None
         {"local_window": -1},
     ],
 )
-def test_wrong_settings_are_named(wrong: dict[str, object]) -> None:
+def test_wrong_settings_are_named(wrong):
     with pytest.raises(ConfigError, match=next(iter(wrong))):
         SparseDecoding(**wrong)
 
 
-def test_a_call_takes_off_auto_or_settings(make_engine: Make) -> None:
+def test_a_call_takes_off_auto_or_settings(make_engine):
     with pytest.raises(ConfigError, match="must be one of off, auto"):
         make_engine().generate(PROMPT, sparse="snapkv")
 
 
-def test_score_rules_hold_over_the_blocks_read() -> None:
+def test_score_rules_hold_over_the_blocks_read():
     query, key, value = tensors(90, 1)
     rule = ScoreRule(softcap=2.0, sinks=torch.randn(HEADS))
     places = Rows.on("cpu", np.array([89]))

@@ -1,7 +1,5 @@
 """A pass that fails leaves the cache's rows, the model and other passes as they were."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -18,7 +16,6 @@ from ragkv.model import linear
 from ragkv.model.architecture import backbone_of
 from ragkv.model.linear import fast_linear_layers
 
-Make = Callable[..., RagKV]
 CHUNKS = some_chunks(2)
 PROMPTS = [ask(CHUNKS, f"\n\nQuestion {at}?") for at in range(2)]
 FORWARD: dict[str, Callable[[Any, list[SubsetPass]], object]] = {
@@ -57,9 +54,7 @@ def steps(kv: RagKV, count: int = 1) -> list[SubsetPass]:
 @pytest.mark.parametrize("kind", list(FORWARD))
 @pytest.mark.parametrize(("layer", "part"), [(0, "self_attn"), (2, "mlp"), (3, "self_attn")])
 @pytest.mark.parametrize("count", [1, 3])
-def test_a_step_that_failed_can_be_computed_again(
-    make_engine: Make, kind: str, layer: int, part: str, count: int
-) -> None:
+def test_a_step_that_failed_can_be_computed_again(make_engine, kind, layer, part, count):
     kv = make_engine()
     kv.precompute(CHUNKS)
     forward, passes = FORWARD[kind], steps(kv, count)
@@ -76,9 +71,7 @@ def test_a_step_that_failed_can_be_computed_again(
 
 
 @pytest.mark.parametrize("fails_at", [1, 2])
-def test_a_buffer_that_cannot_grow_stays_as_it_is(
-    make_engine: Make, monkeypatch: pytest.MonkeyPatch, fails_at: int
-) -> None:
+def test_a_buffer_that_cannot_grow_stays_as_it_is(make_engine, monkeypatch, fails_at):
     kv = make_engine()
     kv.precompute(CHUNKS)
     cache = kv.prefill(PROMPTS[0]).cache
@@ -107,9 +100,7 @@ def test_a_buffer_that_cannot_grow_stays_as_it_is(
 
 
 @pytest.mark.parametrize("name", ["state_of", "total_bytes"])
-def test_layers_keep_their_forward_where_weights_cannot_be_looked_at(
-    monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_layers_keep_their_forward_where_weights_cannot_be_looked_at(monkeypatch, name):
     model = tiny_model()
 
     def fail(_: object) -> None:
@@ -126,7 +117,7 @@ def test_layers_keep_their_forward_where_weights_cannot_be_looked_at(
 
 
 @pytest.mark.parametrize("inner", [False, True])
-def test_a_pass_within_an_ordinary_call_gives_the_layers_back(*, inner: bool) -> None:
+def test_a_pass_within_an_ordinary_call_gives_the_layers_back(*, inner):
     model = tiny_model()
     with fast_linear_layers(model, ordinary=True):
         with fast_linear_layers(model, ordinary=inner):

@@ -1,8 +1,5 @@
 """Large passes and long chunks go in pieces: the same numbers, and nothing is left behind."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,8 +12,6 @@ from ragkv import RagKV
 from ragkv.attend import attention
 from ragkv.chunk import encode
 from ragkv.model.architecture import backbone_of
-
-Make = Callable[..., RagKV]
 
 
 def widths(kv: RagKV) -> tuple[list[int], list[Any]]:
@@ -32,9 +27,7 @@ def widths(kv: RagKV) -> tuple[list[int], list[Any]]:
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("ratio", [1.0, 0.4])
-def test_pieces_compute_what_the_whole_does(
-    make_engine: Make, family: str, ratio: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pieces_compute_what_the_whole_does(make_engine, family, ratio, monkeypatch):
     kv, chunks = make_engine(family), some_chunks(3)
     kv.precompute(chunks)
     whole = kv.prefill(ask(chunks), recompute_ratio=ratio)
@@ -46,9 +39,7 @@ def test_pieces_compute_what_the_whole_does(
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_long_chunks_are_encoded_in_pieces(
-    make_engine: Make, family: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_long_chunks_are_encoded_in_pieces(make_engine, family, monkeypatch):
     chunk = "\n\n".join(some_chunks(2))
     whole, pieces = make_engine(family), make_engine(family)
     whole.precompute([chunk])
@@ -65,9 +56,7 @@ def test_long_chunks_are_encoded_in_pieces(
     torch.testing.assert_close(ours.logits, expected.logits, rtol=1e-4, atol=5e-5)
 
 
-def test_no_more_rows_are_computed_together(
-    make_engine: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_more_rows_are_computed_together(make_engine, monkeypatch):
     """In this thread's pass: an ordinary call beside it has all of its rows."""
     kv, chunks = make_engine(), some_chunks(3)
     kv.precompute(chunks)
@@ -92,9 +81,7 @@ def test_no_more_rows_are_computed_together(
     assert sum(seen) > 100
 
 
-def test_choices_of_a_router_are_not_split(
-    make_engine: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_choices_of_a_router_are_not_split(make_engine, monkeypatch):
     """A feed-forward that returns more than rows runs as it is."""
     kv, chunks = make_engine(), some_chunks(3)
     kv.precompute(chunks)

@@ -1,8 +1,5 @@
 """What recomputed rows see in the upper layers: against plain loops, and in whole passes."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -19,7 +16,6 @@ from ragkv.errors import ConfigError
 from ragkv.select import Method, Sparse, get_method
 from ragkv.splice.layout import Layout, Origin, Placed
 
-Make = Callable[..., RagKV]
 PROMPT = ask(UNEVEN, "\n\nWhat does it say?")
 LOADED = SimpleNamespace(
     architecture=SimpleNamespace(layers=10), device=torch.device("cpu"), dtype=torch.float32
@@ -62,9 +58,7 @@ def sees(row: int, key: int, rows: set[int], exact: int, near: int) -> bool:
     ("exact", "near", "share"),
     all_pairs([3, 43], [0, 1, 5, 200], [0.02, 0.2, 0.7]),
 )
-def test_rows_see_exactly_what_is_said(
-    exact: int, near: int, share: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_see_exactly_what_is_said(exact, near, share, monkeypatch):
     monkeypatch.setattr("ragkv.attend.rows._ROW_BLOCK_CPU", 16)
     torch.manual_seed(0)
     candidates = [at for at, origin in enumerate(PLAN) if origin == CACHED and at >= exact]
@@ -100,7 +94,7 @@ def layers_that_differ(one: Prefilled, other: Prefilled) -> list[int]:
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3", "phi3"])
-def test_only_the_upper_layers_see_less(make_engine: Make, family: str) -> None:
+def test_only_the_upper_layers_see_less(make_engine, family):
     engine = make_engine(family)
     layers = engine.loaded.model.config.num_hidden_layers
     engine.precompute(UNEVEN)
@@ -113,14 +107,14 @@ def test_only_the_upper_layers_see_less(make_engine: Make, family: str) -> None:
     assert torch.equal(whole.logits, everything.logits)
 
 
-def test_layers_with_a_window_keep_it(make_engine: Make) -> None:
+def test_layers_with_a_window_keep_it(make_engine):
     engine = make_engine("mistral-window")
     engine.precompute(UNEVEN)
     assert torch.equal(run(engine, None).logits, run(engine, Sparse(0.0, near=0)).logits)
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma3", "qwen3"])
-def test_with_all_recomputed_it_is_a_full_prefill(make_engine: Make, family: str) -> None:
+def test_with_all_recomputed_it_is_a_full_prefill(make_engine, family):
     engine = make_engine(family)
     engine.precompute(UNEVEN)
     full = engine.prefill(PROMPT, method="full")
@@ -129,7 +123,7 @@ def test_with_all_recomputed_it_is_a_full_prefill(make_engine: Make, family: str
         torch.testing.assert_close(ours.logits, full.logits, atol=1e-4, rtol=1e-4)
 
 
-def test_generate_and_prefill_see_alike(make_engine: Make) -> None:
+def test_generate_and_prefill_see_alike(make_engine):
     engine = make_engine()
     engine.precompute(UNEVEN)
     method: Method = replace(get_method("query"), sparse=Sparse(0.0, near=0))
@@ -139,7 +133,7 @@ def test_generate_and_prefill_see_alike(make_engine: Make) -> None:
         assert answer.token_ids == [int(logits.argmax())]
 
 
-def test_a_share_names_its_layer() -> None:
+def test_a_share_names_its_layer():
     plan, rows = layout(3), np.array([50, len(PLAN) - 1])
     for layers in range(1, 64):
         loaded = SimpleNamespace(
@@ -151,6 +145,6 @@ def test_a_share_names_its_layer() -> None:
 
 
 @pytest.mark.parametrize(("after", "near"), [(-0.1, 1), (1.1, 1), (float("nan"), 1), (0.5, -1)])
-def test_nonsense_is_refused(after: float, near: int) -> None:
+def test_nonsense_is_refused(after, near):
     with pytest.raises(ConfigError, match="share of the layers"):
         Sparse(after, near)

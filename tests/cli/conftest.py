@@ -1,7 +1,5 @@
 """The commands keep nothing outside the tests' folders, and serve a tiny model."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

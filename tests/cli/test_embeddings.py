@@ -1,7 +1,5 @@
 """Embeddings that commands keep for the next one."""
 
-from __future__ import annotations
-
 import sqlite3
 
 import numpy as np

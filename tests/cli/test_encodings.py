@@ -1,7 +1,5 @@
 """The commands where stdout and stderr cannot write every character."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

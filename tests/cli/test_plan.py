@@ -1,7 +1,5 @@
 """`ragkv plan`: bytes by codec off the configuration, and where loading breaks even."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -37,7 +35,7 @@ def plan(folder: Path, *arguments: str) -> Any:
     return json.loads(result.stdout)
 
 
-def test_bytes_are_read_off_the_configuration(folder: Path) -> None:
+def test_bytes_are_read_off_the_configuration(folder):
     found = plan(folder)
     raw = 2 * 8 * 2 * 64 * 2
     sizes = {row["codec"]: row["bytes_per_token"] for row in found["codecs"]}
@@ -48,7 +46,7 @@ def test_bytes_are_read_off_the_configuration(folder: Path) -> None:
     assert plan(folder, "--dtype", "float32")["codecs"][0]["bytes_per_token"] == 2 * raw + 12
 
 
-def test_where_loading_breaks_even(folder: Path) -> None:
+def test_where_loading_breaks_even(folder):
     arguments = ("--chunks", "10", "--tokens", "500")
     found = plan(folder, *arguments, "--disk-gbps", "0.001")
     assert (found["compute_s"], found["ingestion_s"]) == (0.5, 5.0)
@@ -61,7 +59,7 @@ def test_where_loading_breaks_even(folder: Path) -> None:
         assert even["codecs"][place]["load_s"] == pytest.approx(even["compute_s"])
 
 
-def test_the_table_and_what_is_wrong(folder: Path) -> None:
+def test_the_table_and_what_is_wrong(folder):
     result = run(folder, "--prefill-tps", "1000")
     assert result.exit_code == 0, result.output
     assert "loading wins" in result.stdout.replace("\n", " ")
@@ -70,9 +68,9 @@ def test_the_table_and_what_is_wrong(folder: Path) -> None:
         assert (result.exit_code, wrong[0] in result.stderr) == (2, True)
 
 
-def test_what_has_no_caches_has_no_plan(tmp_path: Path) -> None:
+def test_what_has_no_caches_has_no_plan(tmp_path):
     result = run(tmp_path / "nowhere", "--prefill-tps", "1000")
-    assert (result.exit_code, "no configuration" in result.stderr) == (2, True)
+    assert (result.exit_code, "no folder" in result.stderr) == (2, True)
     MambaConfig().save_pretrained(tmp_path)
     result = run(tmp_path, "--prefill-tps", "1000")
     assert (result.exit_code, "does not determine" in result.stderr) == (2, True)

@@ -1,7 +1,5 @@
 """Commands of other packages: installed, missing, broken."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 from importlib.metadata import EntryPoint

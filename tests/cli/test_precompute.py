@@ -1,7 +1,5 @@
 """``ragkv precompute`` by several workers, and interrupted: what it stores and reports."""
 
-from __future__ import annotations
-
 import json
 import re
 import signal
@@ -21,7 +19,7 @@ from ragkv import RagKV
 from ragkv.cli.main import app
 from ragkv.ingest import encode as encoding
 from ragkv.report import ingestion_progress
-from ragkv.workers import processes, worker
+from ragkv.workers import worker
 
 TOTAL = 6
 """Files, of two chunks each."""
@@ -82,7 +80,7 @@ def test_a_file_that_was_not_stored_is_named(run, files, monkeypatch):
     def store_in_processes(make, documents, workers):
         yield [worker.row_of(each, "failed", "no reason") for each in documents[3:4]]
 
-    monkeypatch.setattr(processes, "store_in_processes", store_in_processes)
+    monkeypatch.setattr(worker, "store_in_processes", store_in_processes)
     done = run("--workers", 2)
     assert (done.exit_code, done.stdout[:24]) == (2, "0 new, 0 already stored,")
     assert f"not stored: 1 of 6 files, e.g. {files / '3.txt'}: no reason" in done.stderr
@@ -123,7 +121,7 @@ def test_workers_say_it_of_files(run, monkeypatch):
         yield [worker.row_of(documents[2], "failed")]
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(processes, "store_in_processes", store_in_processes)
+    monkeypatch.setattr(worker, "store_in_processes", store_in_processes)
     monkeypatch.setattr(ingestion_progress, "FIRST_LINE_S", 0.0)
     done = run("--workers", 2)
     assert_interrupted(done.exit_code, done.stderr, 2, "files")

@@ -1,7 +1,5 @@
 """``--sink-from``: an operator's system prompt, which chunks are encoded behind."""
 
-from __future__ import annotations
-
 import copy
 import json
 from pathlib import Path

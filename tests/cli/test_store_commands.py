@@ -1,7 +1,5 @@
 """``ragkv store``: its commands, on a folder."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -8,7 +8,7 @@ import pytest
 from schemas import ignored, lets_through
 
 from ragkv import Chat
-from ragkv.config.schema import resolved
+from ragkv.config.json_schema import resolved
 from ragkv.errors import ConfigError
 
 A, B, C = ({"properties": {name: {"type": "boolean"}}} for name in "abc")

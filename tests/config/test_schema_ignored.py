@@ -9,8 +9,8 @@ import pytest
 from schemas import ignored, lets_through, writes
 
 from ragkv import Chat, DecodeConfig
-from ragkv.config import schema as schema_module
-from ragkv.config.schema import check_schema, resolved
+from ragkv.config import json_schema
+from ragkv.config.json_schema import check_schema, resolved
 from ragkv.errors import ConfigError
 
 N = {"type": "integer"}
@@ -103,7 +103,7 @@ def test_the_rest_is_followed(name):
 
 
 def test_each_is_said_once(caplog, monkeypatch):
-    monkeypatch.setattr(schema_module, "_logged", set())
+    monkeypatch.setattr(json_schema, "_logged", set())
     here = {"type": "object", "properties": {"file": {"type": "string", "format": "path"}}}
     there = {"type": "object", "properties": {"x": here, "y": {"uniqueItems": True}}}
     with caplog.at_level(logging.WARNING):
@@ -157,7 +157,7 @@ def test_a_schema_that_is_too_deep_or_too_large():
 
 
 @pytest.mark.parametrize("beside", [{}, {"properties": {"n": N}}])
-def test_a_large_union_of_classes(beside: dict[str, Any]):
+def test_a_large_union_of_classes(beside):
     made = {
         f"C{n}": {"type": "object", "properties": {"kind": {"const": n}}, "required": ["kind"]}
         for n in range(300)
@@ -172,7 +172,7 @@ def test_a_large_union_of_classes(beside: dict[str, Any]):
     ("keyword", "other", "constant"),
     [("anyOf", "b", int), ("oneOf", "b", int), ("oneOf", "b{}", str)],
 )
-def test_an_object_with_two_large_unions(keyword: str, other: str, constant: Any):
+def test_an_object_with_two_large_unions(keyword, other, constant):
     def union(name: str) -> dict[str, Any]:
         names = [(name.format(n), constant(n)) for n in range(25)]
         return {keyword: [{"properties": {p: {"const": c}}, "required": [p]} for p, c in names]}

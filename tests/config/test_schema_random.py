@@ -1,7 +1,5 @@
 """Random schemas of objects, beside a validator that is written from the rule alone."""
 
-from __future__ import annotations
-
 import random
 from itertools import combinations, product
 from typing import Any

@@ -1,7 +1,5 @@
 """Each setting is defined once, by a dataclass field: what repeats it is compared with the field."""
 
-from __future__ import annotations
-
 import inspect
 import re
 from collections.abc import Callable
@@ -15,7 +13,7 @@ from ragkv import DecodeConfig, RagKV, ReuseConfig, SparseDecoding, StoreConfig
 from ragkv.cli.ask import ask
 from ragkv.cli.precompute import precompute
 from ragkv.cli.serve import serve
-from ragkv.config.options import DecodeOptions, ReuseOptions
+from ragkv.config.reuse import DecodeOptions, ReuseOptions
 from ragkv.serve.config import ServeConfig
 from ragkv.serve.fields import ChatFields, CompletionFields, ReuseFields
 
@@ -41,7 +39,7 @@ OF_ENGINES = settings(ReuseConfig) | settings(StoreConfig) | settings(ServeConfi
 
 
 @pytest.mark.parametrize("kind", CLASSES)
-def test_docstring_and_page_have_each_setting_with_its_default(kind: type[Any]) -> None:
+def test_docstring_and_page_have_each_setting_with_its_default(kind):
     own = settings(kind)
     documented = re.findall(r"^    (\w[\w, ]*)$", kind.__doc__ or "", re.MULTILINE)
     assert own.keys() <= {name for line in documented for name in line.split(", ")}
@@ -53,14 +51,14 @@ def test_docstring_and_page_have_each_setting_with_its_default(kind: type[Any]) 
         assert f"`{name}` ({shown}" in section
 
 
-def test_keyword_arguments_have_the_types_of_the_settings() -> None:
+def test_keyword_arguments_have_the_types_of_the_settings():
     for options, kind in ((DecodeOptions, DecodeConfig), (ReuseOptions, ReuseConfig)):
         hints = get_type_hints(kind)
         assert get_type_hints(options) == {name: hints[name] for name in settings(kind)}
 
 
 @pytest.mark.parametrize("body", [ChatFields, CompletionFields, ReuseFields])
-def test_fields_of_requests_have_the_defaults_of_the_settings(body: Any) -> None:
+def test_fields_of_requests_have_the_defaults_of_the_settings(body):
     by_openai = {"stop": [], "stop_token_ids": [], "logprobs": False}
     for name in body.model_fields.keys() & OF_CALLS.keys():
         default = body.model_fields[name].default
@@ -68,7 +66,7 @@ def test_fields_of_requests_have_the_defaults_of_the_settings(body: Any) -> None
 
 
 @pytest.mark.parametrize("command", [ask, precompute, serve])
-def test_options_have_the_defaults_of_the_settings(command: Callable[..., None]) -> None:
+def test_options_have_the_defaults_of_the_settings(command):
     for name, default in arguments(command).items():
         assert default in (None, inspect.Parameter.empty, OF_ENGINES.get(name, default)), name
     if command is serve:
@@ -77,5 +75,5 @@ def test_options_have_the_defaults_of_the_settings(command: Callable[..., None])
         ).keys()
 
 
-def test_an_engine_has_few_public_members() -> None:
+def test_an_engine_has_few_public_members():
     assert len([name for name in dir(RagKV) if not name.startswith("_")]) == 18

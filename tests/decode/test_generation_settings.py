@@ -1,7 +1,5 @@
 """transformers' generation settings: taken, without effect, or refused by name."""
 
-from __future__ import annotations
-
 import copy
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """Answers follow a JSON schema, whatever the model would rather say."""
 
-from __future__ import annotations
-
 import json
 import random
 import string
@@ -13,7 +11,7 @@ import pytest
 from tiny import ask, some_chunks
 
 from ragkv import Chat, DecodeConfig
-from ragkv.config import schema as schema_module
+from ragkv.config import json_schema
 from ragkv.errors import ConfigError, MissingDependencyError
 from ragkv.prompt.tools.calls import InvalidToolCall
 
@@ -180,7 +178,7 @@ def test_what_is_no_schema(schema):
 
 def test_without_the_extra(monkeypatch):
     absent = lambda name: None if name == "llguidance" else find_spec(name)  # noqa: E731
-    monkeypatch.setattr(schema_module, "find_spec", absent)
+    monkeypatch.setattr(json_schema, "find_spec", absent)
     with pytest.raises(MissingDependencyError, match=r"pip install '.*\[structured\]'"):
         DecodeConfig(json_schema=PERSON)
 

@@ -1,7 +1,5 @@
 """From tokens to text, piece by piece."""
 
-from __future__ import annotations
-
 import copy
 import random
 
@@ -10,8 +8,7 @@ from tiny import VOCAB, tiny_tokenizer
 from tokenizer_kinds import KINDS, tokenizer_of
 from tokenizers import AddedToken
 
-from ragkv.answer.pieces import TextPieces
-from ragkv.answer.spelling import AnswerSpelling
+from ragkv.answer.pieces import AnswerSpelling, TextPieces
 
 LONG = (
     "Some words, naïve façades, 東京の答え, \U0001f600\U0001f468\u200d\U0001f469 and\n\n  spaces. "
@@ -31,7 +28,7 @@ def at_random() -> list[int]:
 
 @pytest.mark.parametrize("tokens", [of_text(), at_random()], ids=["text", "random"])
 @pytest.mark.parametrize("stop", [(), ("no such stop", "spaces. Some words, naïve fa" + "x")])
-def test_pieces_join_to_the_whole(tokens: list[int], stop: tuple[str, ...]) -> None:
+def test_pieces_join_to_the_whole(tokens, stop):
     pieces = TextPieces(tiny_tokenizer(), stop)
     given = ""
     for count, token in enumerate(tokens, 1):
@@ -53,7 +50,7 @@ def random_answers(kind: str) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_pieces_of_random_tokens_join_to_the_whole(kind: str) -> None:
+def test_pieces_of_random_tokens_join_to_the_whole(kind):
     tokenizer = tokenizer_of(kind)
     for tokens in random_answers(kind):
         pieces = TextPieces(tokenizer, ())
@@ -62,7 +59,7 @@ def test_pieces_of_random_tokens_join_to_the_whole(kind: str) -> None:
         assert given + pieces.finish() == pieces.text() == whole
 
 
-def test_a_hidden_token_is_within_a_run_of_bytes() -> None:
+def test_a_hidden_token_is_within_a_run_of_bytes():
     tokenizer = copy.deepcopy(tokenizer_of("metaspace"))
     tokenizer.add_tokens([AddedToken("<|hidden|>", special=True)])
     tokens = tokenizer.convert_tokens_to_ids(["<0x61>", "<|hidden|>", "<0xFF>"])
@@ -70,7 +67,7 @@ def test_a_hidden_token_is_within_a_run_of_bytes() -> None:
     assert "".join(map(pieces.feed, tokens)) + pieces.finish() == "\ufffd\ufffd"
 
 
-def test_a_stop_text_of_bytes_ends_the_answer() -> None:
+def test_a_stop_text_of_bytes_ends_the_answer():
     tokenizer = tokenizer_of("metaspace")
     pieces = TextPieces(tokenizer, ("\n",))
     for token in tokenizer.convert_tokens_to_ids(["\u2581if", "<0x0A>"]):
@@ -81,7 +78,7 @@ def test_a_stop_text_of_bytes_ends_the_answer() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_offsets_do_not_drift(kind: str) -> None:
+def test_offsets_do_not_drift(kind):
     tokenizer = tokenizer_of(kind)
     word = tokenizer("the if", add_special_tokens=False)["input_ids"][-1]
     for tokens in random_answers(kind):
@@ -94,7 +91,7 @@ def test_offsets_do_not_drift(kind: str) -> None:
         assert head.endswith(text)
 
 
-def test_a_token_costs_as_much_late_in_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_token_costs_as_much_late_in_an_answer(monkeypatch):
     tokenizer = tiny_tokenizer()
     decode, lengths = type(tokenizer).decode, []
 

@@ -1,9 +1,5 @@
 """A long prompt is prefilled a piece at a time, with what a whole prefill computes."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-
 import numpy as np
 import pytest
 import torch
@@ -13,8 +9,6 @@ from ragkv import RagKV
 from ragkv.decode import prefill
 from ragkv.model.lock import lock_of
 from ragkv.splice.buffer import SplicedCache
-
-Make = Callable[..., RagKV]
 
 
 @pytest.fixture(autouse=True)
@@ -41,9 +35,7 @@ def prefilled(engine: RagKV, ids: np.ndarray) -> tuple[torch.Tensor, SplicedCach
 
 @pytest.mark.parametrize("tokens", [16, 17, 57])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_pieces_compute_what_the_model_does(
-    make_engine: Make, family: str, tokens: int, rows: list[int]
-) -> None:
+def test_pieces_compute_what_the_model_does(make_engine, family, tokens, rows):
     engine = make_engine(family)
     ids = np.random.default_rng(0).integers(3, 500, tokens).astype(np.int32)
     found, cache = prefilled(engine, ids)
@@ -56,7 +48,7 @@ def test_pieces_compute_what_the_model_does(
     assert cache.get_seq_length() == tokens
 
 
-def test_answers_are_the_models(make_engine: Make, rows: list[int]) -> None:
+def test_answers_are_the_models(make_engine, rows):
     engine = make_engine()
     prompt = "a word " * 40
     answer = engine.generate(prompt, method="full", max_new_tokens=12, ignore_eos=True)

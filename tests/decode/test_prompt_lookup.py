@@ -1,7 +1,5 @@
 """Prompt lookup decoding changes the number of steps, and nothing else."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -39,7 +37,6 @@ from ragkv.decode.steps import Take
 from ragkv.errors import ConfigError
 from ragkv.prompt.history import TokenHistory
 
-Make = Callable[..., RagKV]
 CHUNKS = some_chunks(3)
 PROMPT = [{"role": "user", "content": "\n\n".join(CHUNKS) + "\n\nWhat does it say?"}]
 ANSWER = 30
@@ -82,9 +79,7 @@ def endless(engine: RagKV) -> RagKV:
     ("family", "method"),
     [*((family, "query") for family in FAMILIES), *product(("llama", "gemma3"), ("full",))],
 )
-def test_greedy_answers_are_those_without_drafts(
-    make_engine: Make, monkeypatch: pytest.MonkeyPatch, family: str, method: str
-) -> None:
+def test_greedy_answers_are_those_without_drafts(make_engine, monkeypatch, family, method):
     engine = endless(make_engine(family))
     engine.precompute(CHUNKS, method=method)
     settings: dict[str, Any] = {"method": method, "max_new_tokens": ANSWER}
@@ -98,9 +93,7 @@ def test_greedy_answers_are_those_without_drafts(
 
 
 @pytest.mark.parametrize("penalty", [1.0, 1.3])
-def test_seeded_samples_are_those_without_drafts(
-    make_engine: Make, monkeypatch: pytest.MonkeyPatch, penalty: float
-) -> None:
+def test_seeded_samples_are_those_without_drafts(make_engine, monkeypatch, penalty):
     """Each token is drawn once, and logits processors see the tokens before it alone."""
     engine = endless(make_engine())
     engine.loaded.model.generation_config.repetition_penalty = penalty
@@ -171,7 +164,7 @@ class Silent(BaseStreamer):
 
 
 @pytest.mark.parametrize("seeded", [True, False])
-def test_drafts_do_not_change_what_sampling_draws(seeded: bool) -> None:
+def test_drafts_do_not_change_what_sampling_draws(seeded):
     """3,000 answers of three tokens, by a chi-squared test against the model's distribution."""
     prompt, top_k, temperature, draws = [5, 17, 300, 42], 3, 1.5, 3_000
     table: Any = Table(tiny_model(), {})
@@ -179,7 +172,7 @@ def test_drafts_do_not_change_what_sampling_draws(seeded: bool) -> None:
 
     @cache
     def chances_after(ids: tuple[int, ...]) -> dict[int, float]:
-        scores = warpers(torch.tensor([ids]), table.after(list(ids))[None].clone())  # type: ignore[arg-type]
+        scores = warpers(torch.tensor([ids]), table.after(list(ids))[None].clone())
         share = torch.softmax(scores[0].double(), -1)
         return {int(token): float(share[token]) for token in share.topk(top_k).indices}
 
@@ -214,9 +207,7 @@ def test_drafts_do_not_change_what_sampling_draws(seeded: bool) -> None:
     assert torch.special.gammaincc(freedom, statistic / 2) > 0.001
 
 
-def test_an_answer_ends_inside_of_a_draft(
-    make_engine: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_answer_ends_inside_of_a_draft(make_engine, monkeypatch):
     engine = endless(make_engine())
     engine.precompute(CHUNKS)
     plain = engine.generate(PROMPT, max_new_tokens=ANSWER).token_ids
@@ -230,9 +221,7 @@ def test_an_answer_ends_inside_of_a_draft(
         assert short.token_ids == plain[:at]
 
 
-def test_no_step_crosses_the_position_where_the_rotary_table_changes(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_no_step_crosses_the_position_where_the_rotary_table_changes(monkeypatch):
     """There all keys of a pass would rotate by the other table, the last token's too."""
     model = random_model(LlamaConfig(**{**SIZE, "rope_parameters": LONGROPE}))
     first = ReuseConfig(history=False)
@@ -251,7 +240,7 @@ def test_no_step_crosses_the_position_where_the_rotary_table_changes(
         assert made[0].accepted
 
 
-def test_the_report_counts_steps_and_drafts(make_engine: Make) -> None:
+def test_the_report_counts_steps_and_drafts(make_engine):
     engine = endless(make_engine())
     engine.precompute(CHUNKS)
     plain, found = (
@@ -272,7 +261,7 @@ def test_the_report_counts_steps_and_drafts(make_engine: Make) -> None:
     assert (one.seconds, one.ms_per_token, one.tokens_per_step) == (0.0, 0.0, 0.0)
 
 
-def test_a_streamed_answer_is_the_same(make_engine: Make) -> None:
+def test_a_streamed_answer_is_the_same(make_engine):
     engine = endless(make_engine())
     engine.precompute(CHUNKS)
     settings: dict[str, Any] = {"max_new_tokens": 100}
@@ -282,9 +271,9 @@ def test_a_streamed_answer_is_the_same(make_engine: Make) -> None:
     assert stream.completion.token_ids == expected.token_ids
 
 
-def test_drafts_are_on_or_off(make_engine: Make) -> None:
+def test_drafts_are_on_or_off(make_engine):
     with pytest.raises(ConfigError, match="drafts must be True or False, not 4"):
-        make_engine().generate(PROMPT, drafts=4)  # type: ignore[arg-type]
+        make_engine().generate(PROMPT, drafts=4)
 
 
 # ---- how long drafts are
@@ -294,7 +283,7 @@ def history_of(prompt: Sequence[int]) -> TokenHistory:
     return TokenHistory(np.asarray(prompt, dtype=np.int32))
 
 
-def test_drafts_continue_the_latest_of_the_longest_matches() -> None:
+def test_drafts_continue_the_latest_of_the_longest_matches():
     history = history_of([1, 2, 3, 9, 9, 1, 2, 3, 7, 8, 2, 3, 5, 1, 2, 3])
     assert Drafts().propose(history, 2) == [7, 8]
     assert Drafts().propose(history, 1) == [7]
@@ -305,7 +294,7 @@ def test_drafts_continue_the_latest_of_the_longest_matches() -> None:
 
 
 @pytest.mark.parametrize("match", [1, 2, 3, 8])
-def test_drafts_grow_with_what_is_taken_and_end_where_nothing_is(match: int) -> None:
+def test_drafts_grow_with_what_is_taken_and_end_where_nothing_is(match):
     begin = list(range(100, 100 + match))
     history = history_of([*begin, *range(300, 340), *begin])
     lengths = {}
@@ -324,7 +313,7 @@ def test_drafts_grow_with_what_is_taken_and_end_where_nothing_is(match: int) -> 
 
 
 @pytest.mark.parametrize("quantised", [False, True])
-def test_the_best_length_has_the_highest_expected_gain(quantised: bool) -> None:
+def test_the_best_length_has_the_highest_expected_gain(quantised):
     several, each = (1.15, 0.09) if quantised else (1.25, 0.035)
     for share, answers in product((0.2, 0.5, 0.6, 0.8, 0.99), (1, 2, 4, 8)):
         drafts = Drafts(20)

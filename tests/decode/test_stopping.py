@@ -1,7 +1,5 @@
 """Where an answer ends: at a stop text in the answer, and nowhere else."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -53,9 +51,7 @@ def saying(engine: RagKV, text: str) -> Iterator[int]:
         ("word " * 30 + "and the end of it", "and the end"),
     ],
 )
-def test_an_answer_ends_with_the_token_that_completes_a_stop_text(
-    make_engine: Make, text: str, stop: str
-) -> None:
+def test_an_answer_ends_with_the_token_that_completes_a_stop_text(make_engine, text, stop):
     engine, tokenizer = make_engine(), tiny_tokenizer()
     with saying(engine, text) as length:
         found = engine.generate(PROMPT, max_new_tokens=length, stop=[stop, "never said"])
@@ -72,7 +68,7 @@ def test_an_answer_ends_with_the_token_that_completes_a_stop_text(
     assert found.text
 
 
-def test_a_stop_text_that_begins_in_the_prompt_does_not_end_the_answer(make_engine: Make) -> None:
+def test_a_stop_text_that_begins_in_the_prompt_does_not_end_the_answer(make_engine):
     engine = make_engine()
     text = "\nThe else clause runs.\n\nQuestion: next"
     with saying(engine, text) as length:
@@ -80,9 +76,7 @@ def test_a_stop_text_that_begins_in_the_prompt_does_not_end_the_answer(make_engi
     assert found.text == "\nThe else clause runs."
 
 
-def test_stop_texts_cost_nothing_before_the_first_token(
-    make_engine: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stop_texts_cost_nothing_before_the_first_token(make_engine, monkeypatch):
     def costly(*_: object, **__: object) -> None:
         raise AssertionError("built over the whole vocabulary at every call")
 
@@ -91,13 +85,11 @@ def test_stop_texts_cost_nothing_before_the_first_token(
     assert engine.generate(PROMPT, max_new_tokens=3, stop="never said").token_ids
 
 
-def test_little_is_decoded_for_a_stop_text_in_a_long_answer(
-    make_engine: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from ragkv.decode import stopping
+def test_little_is_decoded_for_a_stop_text_in_a_long_answer(make_engine, monkeypatch):
+    from ragkv.decode.generate import StopTexts
 
     engine, lengths = make_engine(), []
-    ends = stopping.StopTexts(engine.tokenizer, ("\nQ",))
+    ends = StopTexts(engine.tokenizer, ("\nQ",))
     decode = type(engine.tokenizer).decode
 
     def counting(self: object, ids: list[int], **settings: object) -> object:
@@ -109,7 +101,7 @@ def test_little_is_decoded_for_a_stop_text_in_a_long_answer(
     assert max(lengths) < 20
 
 
-def test_the_models_own_stop_texts_end_its_answers(make_engine: Make) -> None:
+def test_the_models_own_stop_texts_end_its_answers(make_engine):
     engine = make_engine()
     engine.loaded.model.generation_config.stop_strings = ["Observation"]
     for stop in ((), "never said"):

@@ -1,10 +1,8 @@
 """What only a GPU makes models and memory do, made to happen here."""
 
-from __future__ import annotations
-
 import copy
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -30,9 +28,8 @@ from ragkv.store import TieredStore
 from ragkv.store.backends.memory import MemoryBackend
 from ragkv.store.tiers.tier import MemoryTier
 
-Make = Callable[..., RagKV]
 ANEW = StoreConfig(MEMORY, history_bytes=0)
-"""No prompt continues a former one."""
+"""No prompt continues an earlier one."""
 CHUNKS = some_chunks(3)
 PROMPT = [{"role": "user", "content": "\n\n".join(CHUNKS) + "\n\nWhat does the text say?"}]
 
@@ -58,7 +55,7 @@ def with_hidden_experts(model: PreTrainedModel) -> PreTrainedModel:
     return model
 
 
-def test_weights_that_are_no_parameters_tell_models_apart() -> None:
+def test_weights_that_are_no_parameters_tell_models_apart():
     model = tiny_model("gpt-oss")
     other = copy.deepcopy(model)
     with torch.no_grad():
@@ -73,7 +70,7 @@ def test_weights_that_are_no_parameters_tell_models_apart() -> None:
     assert fingerprint_of(model, tiny_tokenizer()).weights != one
 
 
-def test_weights_that_cannot_be_read_are_served_in_full() -> None:
+def test_weights_that_cannot_be_read_are_served_in_full():
     class Packed(torch.Tensor):
         """As torchao's: not bytes of its own."""
 
@@ -96,9 +93,7 @@ def test_weights_that_cannot_be_read_are_served_in_full() -> None:
     assert "Packed" in full.unsupported
 
 
-def test_repairing_steps_compute_experts_as_a_prefill_does(
-    make_engine: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_repairing_steps_compute_experts_as_a_prefill_does(make_engine, monkeypatch):
     """On a GPU ``generate`` computes all steps' experts in a way that is for one token."""
     engine = make_engine("gpt-oss", store=ANEW)
     model = engine.loaded.model
@@ -127,9 +122,7 @@ def test_repairing_steps_compute_experts_as_a_prefill_does(
     assert seen == {("grouped_mm", True), ("batched_mm", False)}
 
 
-def test_the_device_tier_makes_room_for_a_request(
-    make_engine: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_device_tier_makes_room_for_a_request(make_engine, monkeypatch):
     engine = make_engine(store=ANEW)
     engine.precompute(CHUNKS)
     expected = engine.generate(PROMPT, max_new_tokens=4).token_ids
@@ -155,7 +148,7 @@ def test_the_device_tier_makes_room_for_a_request(
         engine.generate(PROMPT, max_new_tokens=4)
 
 
-def test_only_what_lies_on_a_device_is_let_go() -> None:
+def test_only_what_lies_on_a_device_is_let_go():
     near = MemoryTier(1 << 20)
     store = TieredStore(MemoryBackend(), tiers=[near])
     store.put(make_entry("a"), FINGERPRINT)
@@ -203,7 +196,7 @@ def scarce_gpu() -> Iterator[RagKV]:
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("waits", [True, False])
-def test_prompts_that_do_not_fit_together(scarce_gpu: RagKV, *, waits: bool) -> None:
+def test_prompts_that_do_not_fit_together(scarce_gpu, *, waits):
     """By default they wait for one another; with too high a limit, some have an error."""
     engine, settings = scarce_gpu, {"max_new_tokens": 100, "ignore_eos": True, "logprobs": 2}
     alone = [engine.generate(prompt, **settings) for prompt in LONG]

@@ -1,7 +1,5 @@
 """The tests on a device beside the CPU, a GPU or what stands for one, in processes of their own."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -35,7 +33,7 @@ def run_on(device: str, which: str = "not slow") -> None:
     "which",
     ["not slow", pytest.param("slow", marks=[pytest.mark.slow, pytest.mark.timeout(5400)])],
 )
-def test_the_engine_on_a_second_device(which: str):
+def test_the_engine_on_a_second_device(which):
     run_on("second", which)
 
 

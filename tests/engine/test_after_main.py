@@ -1,7 +1,5 @@
 """Threads that go on when the main thread has ended: Python's own pools refuse work then."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Callable
@@ -11,11 +9,10 @@ from pathlib import Path
 import pytest
 from tiny import some_chunks
 
-from ragkv import RagKV, ReuseConfig, StoreConfig
+from ragkv import ReuseConfig, StoreConfig
 from ragkv.errors import ClosedError
 from ragkv.model.pool import Pool
 
-Make = Callable[..., RagKV]
 CHUNKS = some_chunks(4)
 PROMPT = "\n\n".join(CHUNKS) + "\n\nWhat does it say?"
 PROGRAM = """
@@ -46,7 +43,7 @@ threading.Thread(target=work).start()
 """
 
 
-def test_a_thread_answers_after_the_main_thread(tmp_path: Path) -> None:
+def test_a_thread_answers_after_the_main_thread(tmp_path):
     support = Path(__file__).parents[1] / "support"
     ran = subprocess.run(
         [sys.executable, "-c", PROGRAM, str(support), str(tmp_path)],
@@ -67,9 +64,7 @@ def main_has_ended(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     ("place", "method"),
     [("disk", "query"), ("memory", "cachecraft"), ("disk", "epic"), ("memory", "full")],
 )
-def test_all_of_an_engine(
-    make_engine: Make, main_has_ended: Callable[[], None], tmp_path: Path, place: str, method: str
-) -> None:
+def test_all_of_an_engine(make_engine, main_has_ended, tmp_path, place, method):
     reuse = ReuseConfig(method=method)
     store = StoreConfig(":memory:" if place == "memory" else str(tmp_path / "store"))
     before, after = make_engine(reuse=reuse), make_engine(reuse=reuse, store=store)
@@ -90,7 +85,7 @@ def test_all_of_an_engine(
         kv.generate(PROMPT)
 
 
-def test_work_is_done_here(main_has_ended: Callable[[], None]) -> None:
+def test_work_is_done_here(main_has_ended):
     with Pool(2) as pool:
         assert list(pool.map(str, range(3))) == ["0", "1", "2"]
         main_has_ended()

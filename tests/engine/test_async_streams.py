@@ -1,7 +1,5 @@
 """Many readers in one event loop: who waits costs no thread of the program's."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import threading
@@ -20,7 +18,6 @@ from ragkv.engine.request import Request
 from ragkv.errors import ModelInUseError
 from ragkv.prompt.render import render
 
-Make = Callable[..., RagKV]
 Call = Callable[[str], Coroutine[Any, Any, object]]
 READERS = min(32, (os.cpu_count() or 1) + 4) + 4
 """More than the default executor has threads."""
@@ -57,7 +54,7 @@ def calls(kv: RagKV, tokens: int) -> dict[str, Call]:
 WAYS = ("chat", "chat, streamed", "text", "text, streamed", "llama", "llama, streamed")
 
 
-def test_a_stream_is_read_by_async_for(make_engine: Make) -> None:
+def test_a_stream_is_read_by_async_for(make_engine):
     engine = make_engine()
     expected = engine.generate("Some words", max_new_tokens=6)
 
@@ -73,9 +70,7 @@ def test_a_stream_is_read_by_async_for(make_engine: Make) -> None:
     asyncio.run(read())
 
 
-def test_an_async_reader_cannot_wait_for_itself(
-    make_engine: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_async_reader_cannot_wait_for_itself(make_engine, monkeypatch):
     monkeypatch.setattr("ragkv.engine.stream._PATIENCE_S", 0.2)
     engine = make_engine()
 
@@ -87,7 +82,7 @@ def test_an_async_reader_cannot_wait_for_itself(
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_who_waits_takes_no_thread_of_the_programs(make_engine: Make, way: str) -> None:
+def test_who_waits_takes_no_thread_of_the_programs(make_engine, way):
     engine = make_engine()
     call = calls(engine, 3)[way]
 
@@ -103,9 +98,7 @@ def test_who_waits_takes_no_thread_of_the_programs(make_engine: Make, way: str) 
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_who_is_cancelled_lets_go_at_once(
-    make_engine: Make, monkeypatch: pytest.MonkeyPatch, way: str
-) -> None:
+def test_who_is_cancelled_lets_go_at_once(make_engine, monkeypatch, way):
     """Whoever runs ends with the next token; those who wait prepare nothing."""
     engine = endless(make_engine(max_running=1))
     call = calls(engine, 100_000)[way]
@@ -135,7 +128,7 @@ def test_who_is_cancelled_lets_go_at_once(
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
-def test_the_time_spent_waiting_counts(make_engine: Make, *, asynchronous: bool) -> None:
+def test_the_time_spent_waiting_counts(make_engine, *, asynchronous):
     engine = make_engine()
     chat = ChatRagKV(kv=engine, max_tokens=3, timeout=0.3)
 

@@ -1,7 +1,5 @@
 """What an engine remembers of the chunks that were named."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -20,7 +18,7 @@ from ragkv.retrieve.named import MOST_MISSING
 Make = Callable[..., RagKV]
 
 
-def test_what_the_store_has_needs_no_remembering(make_engine: Make) -> None:
+def test_what_the_store_has_needs_no_remembering(make_engine):
     engine, chunks = make_engine(), some_chunks(3)
     engine.precompute(chunks[:2])
     engine.prefetch(chunks)
@@ -32,7 +30,7 @@ def test_what_the_store_has_needs_no_remembering(make_engine: Make) -> None:
     assert engine.contains(chunks[2])
 
 
-def test_the_last_named_are_remembered(make_engine: Make) -> None:
+def test_the_last_named_are_remembered(make_engine):
     engine = make_engine()
     first, *others = [f"A text that no prompt has, number {i}." for i in range(MOST_MISSING + 20)]
 
@@ -49,9 +47,7 @@ def test_the_last_named_are_remembered(make_engine: Make) -> None:
     assert engine._named.missing[-2:] == ["fresh", again]
 
 
-def test_what_fails_there_is_said(
-    make_engine: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_fails_there_is_said(make_engine, monkeypatch, caplog):
     engine, chunks = make_engine(), some_chunks(3)
     engine.precompute(chunks[:2])
 
@@ -82,14 +78,8 @@ FIRST = f"{CUT} End."
 )
 @pytest.mark.parametrize("family", ["llama", "llama-yarn", "phi3"])
 def test_a_missed_chunk_that_the_prompt_computed_is_not_computed_again(
-    make_engine: Make,
-    monkeypatch: pytest.MonkeyPatch,
-    family: str,
-    prompt: str,
-    missed: list[str],
-    history: bool,
-    encoded: list[str],
-) -> None:
+    make_engine, monkeypatch, family, prompt, missed, history, encoded
+):
     engine, plain = make_engine(family, reuse=ReuseConfig(history=history)), make_engine(family)
     sink = engine._reuse.corpus.sinks.configured(engine.reuse)
     passes = list[list[str]]()
@@ -123,9 +113,7 @@ def test_a_missed_chunk_that_the_prompt_computed_is_not_computed_again(
 
 
 @pytest.mark.parametrize("stored", [True, False])
-def test_chunks_that_a_pipeline_rewrites_are_noticed(
-    make_engine: Make, caplog: pytest.LogCaptureFixture, stored: bool
-) -> None:
+def test_chunks_that_a_pipeline_rewrites_are_noticed(make_engine, caplog, stored):
     """Other metadata, or texts as a list: the words are there, and nothing is reused."""
     engine = make_engine()
     chunks = [f"page: {at}\n{text}\nthe end" for at, text in enumerate(some_chunks(3))]
@@ -141,9 +129,7 @@ def test_chunks_that_a_pipeline_rewrites_are_noticed(
     assert caplog.text.count("Of the 3 retrieved chunks, ") == 2  # once for each of the two reasons
 
 
-def test_prompts_that_hold_what_was_named_or_nothing_of_it_warn_of_nothing(
-    make_engine: Make,
-) -> None:
+def test_prompts_that_hold_what_was_named_or_nothing_of_it_warn_of_nothing(make_engine):
     engine, chunks = make_engine(), some_chunks(3)
     engine.precompute(chunks)
     for prompt in (
@@ -158,9 +144,7 @@ def test_prompts_that_hold_what_was_named_or_nothing_of_it_warn_of_nothing(
 
 
 @pytest.mark.parametrize("method", ["query", "prefix", "full"])
-def test_a_chunk_that_was_cut_or_not_looked_for_warns_of_nothing(
-    make_engine: Make, method: str
-) -> None:
+def test_a_chunk_that_was_cut_or_not_looked_for_warns_of_nothing(make_engine, method):
     engine = make_engine()
     chunk = "page 1\n" + "The longest line is not cut. " * 12 + "\n" + some_chunks(1)[0]
     engine.precompute([chunk])

@@ -1,7 +1,5 @@
 """Tool calls of an engine's answers: one at most where the prompt says so, and calls cut off."""
 
-from __future__ import annotations
-
 import copy
 import json
 

@@ -1,12 +1,8 @@
 """Readers who leave before an answer is there."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import threading
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 from langchain_ragkv import ChatRagKV
@@ -14,16 +10,12 @@ from langchain_ragkv import RagKVLLM as TextModel
 from llama_index.core.base.llms.types import ChatMessage
 from llama_index.llms.ragkv import RagKVLLM
 
-from ragkv import RagKV
 from ragkv.errors import ModelInUseError
 
-Make = Callable[..., RagKV]
 LONG = {"max_new_tokens": 100_000}
 
 
-def test_a_request_that_is_cancelled_while_it_waits_prepares_nothing(
-    make_engine: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_request_that_is_cancelled_while_it_waits_prepares_nothing(make_engine, monkeypatch):
     engine = make_engine()
     prepared: list[object] = []
     monkeypatch.setattr(
@@ -42,7 +34,7 @@ def test_a_request_that_is_cancelled_while_it_waits_prepares_nothing(
         _ = stream.completion
 
 
-def test_a_stream_that_nobody_holds_ends(make_engine: Make) -> None:
+def test_a_stream_that_nobody_holds_ends(make_engine):
     engine = make_engine()
     engine.loaded.model.generation_config.eos_token_id = None
     for _ in engine.stream("Some words to begin with", **LONG):
@@ -55,7 +47,7 @@ def test_a_stream_that_nobody_holds_ends(make_engine: Make) -> None:
 
 
 @pytest.mark.parametrize("wrapper", [ChatRagKV, TextModel])
-def test_a_model_that_nobody_reads_ends(make_engine: Make, wrapper: Any) -> None:
+def test_a_model_that_nobody_reads_ends(make_engine, wrapper):
     engine = make_engine()
     engine.loaded.model.generation_config.eos_token_id = None
     for _ in wrapper(kv=engine, max_tokens=100_000).stream("Some words"):
@@ -65,7 +57,7 @@ def test_a_model_that_nobody_reads_ends(make_engine: Make, wrapper: Any) -> None
 
 
 @pytest.mark.parametrize("call", ["acomplete", "achat"])
-def test_a_call_that_is_cancelled_lets_go_of_the_model(make_engine: Make, call: str) -> None:
+def test_a_call_that_is_cancelled_lets_go_of_the_model(make_engine, call):
     engine = make_engine()
     engine.loaded.model.generation_config.eos_token_id = None
     llm = RagKVLLM(kv=engine, max_new_tokens=100_000, context_window=200_000)
@@ -79,9 +71,7 @@ def test_a_call_that_is_cancelled_lets_go_of_the_model(make_engine: Make, call: 
     assert engine.generate("Words", max_new_tokens=1).report.steps["wait"] < 5
 
 
-def test_a_stream_cannot_wait_for_its_own_reader(
-    make_engine: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stream_cannot_wait_for_its_own_reader(make_engine, monkeypatch):
     monkeypatch.setattr("ragkv.engine.stream._PATIENCE_S", 0.2)
     engine = make_engine()
     alone = engine.generate("Words", max_new_tokens=3).text

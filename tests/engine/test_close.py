@@ -1,9 +1,6 @@
 """Closing an engine while others still use it, and using one that is closed."""
 
-from __future__ import annotations
-
 import threading
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -23,7 +20,7 @@ def an_engine(path: Path | None = None) -> RagKV:
 
 
 @pytest.mark.parametrize("kept", ["in memory", "on disk"])
-def test_close_waits_for_the_answers_that_are_under_way(kept: str, tmp_path: Path) -> None:
+def test_close_waits_for_the_answers_that_are_under_way(kept, tmp_path):
     engine = an_engine(tmp_path if kept == "on disk" else None)
     engine.precompute(CHUNKS[:2])
     settings = {"max_new_tokens": 40, "history": False}
@@ -57,7 +54,7 @@ def test_close_waits_for_the_answers_that_are_under_way(kept: str, tmp_path: Pat
     assert waiting.completion.token_ids == alone
 
 
-def test_a_stream_that_is_read_after_the_block_gives_its_answer() -> None:
+def test_a_stream_that_is_read_after_the_block_gives_its_answer():
     with an_engine() as engine:
         engine.precompute(CHUNKS)
         alone = engine.generate(PROMPT, max_new_tokens=60).text
@@ -81,7 +78,7 @@ def test_a_stream_that_is_read_after_the_block_gives_its_answer() -> None:
     ],
     ids=str.split("generate stream prefill precompute prefetch contains forget forget_document"),
 )
-def test_a_closed_engine_says_so(call: Callable[[RagKV], object]) -> None:
+def test_a_closed_engine_says_so(call):
     engine = an_engine()
     engine.precompute(CHUNKS)
     engine.close()
@@ -91,7 +88,7 @@ def test_a_closed_engine_says_so(call: Callable[[RagKV], object]) -> None:
         call(engine)
 
 
-def test_a_refused_call_does_not_keep_an_engine_open(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refused_call_does_not_keep_an_engine_open(monkeypatch):
     engine = an_engine()
     with pytest.raises(RagKVError):
         engine.generate("")
@@ -111,7 +108,7 @@ def test_a_refused_call_does_not_keep_an_engine_open(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("call", ["wait", "close"])
-def test_waiting_for_what_waits_for_oneself_is_refused(call: str, tmp_path: Path) -> None:
+def test_waiting_for_what_waits_for_oneself_is_refused(call, tmp_path):
     engine = an_engine(tmp_path)
     with engine.turn():
         engine.prefetch(CHUNKS)

@@ -1,25 +1,18 @@
 """The engine as its user sees it: ingestion, misses, overrides, streams, bad input."""
 
-from __future__ import annotations
-
 import json
 import logging
-from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from disk_store import disk_of
-from threads import each_in_a_thread
 from tiny import LONGROPE, SIZE, ask, saved, some_chunks, tiny_model, tiny_tokenizer
-from tokenizers import Tokenizer, normalizers
 from transformers import AutoModelForCausalLM, LlamaConfig, MambaConfig, OPTConfig, Qwen2Config
 
 from ragkv import RagKV, ReuseConfig, StoreConfig
 from ragkv.errors import (
     ConfigError,
-    ModelNotFoundError,
     PromptTooLongError,
     StoreFullError,
     UnknownMethodError,
@@ -28,13 +21,10 @@ from ragkv.errors import (
 from ragkv.select import Grouping, Method, Scene
 from ragkv.select.method import FloatArray
 
-Make = Callable[..., RagKV]
-
-
 # ---- ingestion
 
 
-def test_precompute_counts_new_and_existing(make_engine: Make) -> None:
+def test_precompute_counts_new_and_existing(make_engine):
     engine = make_engine()
     chunks = some_chunks(3)
     first = engine.precompute([chunks[0], chunks[1], f"  {chunks[0]}\n", "tiny"])
@@ -50,7 +40,7 @@ def test_precompute_counts_new_and_existing(make_engine: Make) -> None:
     assert engine.prefill(ask(chunks[2:])).report.tokens.reused == 0
 
 
-def test_a_second_engine_over_the_same_folder_computes_nothing(tmp_path: Path) -> None:
+def test_a_second_engine_over_the_same_folder_computes_nothing(tmp_path):
     chunks = some_chunks(3)
     with RagKV(tiny_model(), tiny_tokenizer(), store=tmp_path) as one:
         one.precompute(chunks)
@@ -62,34 +52,7 @@ def test_a_second_engine_over_the_same_folder_computes_nothing(tmp_path: Path) -
         torch.testing.assert_close(out.logits, before)
 
 
-@pytest.mark.parametrize("change", ["weights", "dtype", "sink", "tokenizer", "namespace"])
-def test_another_fingerprint_never_hits(tmp_path: Path, change: str) -> None:
-    chunks = some_chunks(2)
-    with RagKV(tiny_model(), tiny_tokenizer(), store=tmp_path) as one:
-        one.precompute(chunks)
-    model, tokenizer, settings = tiny_model(), tiny_tokenizer(), {}
-    if change == "weights":
-        with torch.no_grad():
-            model.model.layers[2].mlp.up_proj.weight[3, 5] += 1e-3
-    elif change == "dtype":
-        model = model.to(torch.bfloat16)
-    elif change == "sink":
-        settings = {"reuse": ReuseConfig(sink="Another head.\n")}
-    elif change == "tokenizer":
-        raw = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
-        raw.normalizer = normalizers.NFC()
-        tokenizer = type(tokenizer)(tokenizer_object=raw, bos_token="<|bos|>", eos_token="<|eos|>")
-        tokenizer.chat_template = tiny_tokenizer().chat_template
-    elif change == "namespace":
-        settings = {"namespace": "other"}
-    with RagKV(model, tokenizer, store=tmp_path, **settings) as two:
-        report = two.prefill(ask(chunks)).report
-        assert report.tokens.reused == 0
-        expected = [] if change == "namespace" else ["fingerprint", "fingerprint"]
-        assert [miss.reason for miss in report.misses] == expected
-
-
-def test_chunks_put_by_another_engine_are_found_without_restart(tmp_path: Path) -> None:
+def test_chunks_put_by_another_engine_are_found_without_restart(tmp_path):
     chunks = some_chunks(2)
     with (
         RagKV(tiny_model(), tiny_tokenizer(), store=tmp_path) as server,
@@ -100,22 +63,7 @@ def test_chunks_put_by_another_engine_are_found_without_restart(tmp_path: Path) 
         assert server.prefill(ask(chunks)).report.tokens.reused > 100
 
 
-def test_named_chunks_are_stored_after_the_answer(make_engine: Make) -> None:
-    chunks = some_chunks(2)
-    engine = make_engine()
-    engine.prefetch(chunks)
-    assert engine.prefill(ask(chunks)).report.tokens.reused == 0
-    engine.wait()
-    assert engine.contains(chunks[0])
-    assert engine.prefill(ask(chunks)).report.tokens.reused > 100
-    skipping = make_engine(reuse=ReuseConfig(on_miss="skip"))
-    skipping.prefetch(chunks)
-    skipping.prefill(ask(chunks))
-    skipping.wait()
-    assert not skipping.contains(chunks[0])
-
-
-def test_a_torn_entry_is_a_counted_miss_and_heals(tmp_path: Path) -> None:
+def test_a_torn_entry_is_a_counted_miss_and_heals(tmp_path):
     chunks = some_chunks(2)
     with RagKV(tiny_model(), tiny_tokenizer(), store=tmp_path) as engine:
         engine.precompute(chunks)
@@ -132,7 +80,7 @@ def test_a_torn_entry_is_a_counted_miss_and_heals(tmp_path: Path) -> None:
         assert engine.prefill(ask(chunks)).report.tokens.reused > 100
 
 
-def test_a_full_disk_is_a_typed_error_and_loses_nothing(tmp_path: Path) -> None:
+def test_a_full_disk_is_a_typed_error_and_loses_nothing(tmp_path):
     chunks = some_chunks(6)
     with RagKV(tiny_model(), tiny_tokenizer(), store=tmp_path) as engine:
         disk_of(engine).budget = 200_000  # without a limit of the settings nothing is evicted
@@ -149,7 +97,7 @@ def test_a_full_disk_is_a_typed_error_and_loses_nothing(tmp_path: Path) -> None:
 # ---- answering
 
 
-def test_overrides_are_for_one_call(make_engine: Make) -> None:
+def test_overrides_are_for_one_call(make_engine):
     engine = make_engine(reuse=ReuseConfig(recompute_ratio=0.5))
     chunks = some_chunks(3)
     engine.precompute(chunks)
@@ -158,7 +106,7 @@ def test_overrides_are_for_one_call(make_engine: Make) -> None:
     assert engine.prefill(ask(chunks)).report.effective_ratio == pytest.approx(0.5, abs=0.01)
 
 
-def test_stream_gives_the_same_text(make_engine: Make) -> None:
+def test_stream_gives_the_same_text(make_engine):
     engine = make_engine()
     chunks = some_chunks(2)
     engine.precompute(chunks)
@@ -171,7 +119,7 @@ def test_stream_gives_the_same_text(make_engine: Make) -> None:
     assert stream.completion.report.ttft_s > 0
 
 
-def test_a_stream_closed_early_ends_the_generation(make_engine: Make) -> None:
+def test_a_stream_closed_early_ends_the_generation(make_engine):
     engine = make_engine()
     with engine.stream("Some words to begin with", max_new_tokens=100_000) as stream:
         next(stream)
@@ -179,24 +127,7 @@ def test_a_stream_closed_early_ends_the_generation(make_engine: Make) -> None:
     assert engine.generate("Some words", max_new_tokens=2).token_ids
 
 
-def test_an_error_in_a_stream_reaches_its_reader(make_engine: Make) -> None:
-    engine = make_engine()
-    with pytest.raises(ConfigError, match="messages"):
-        list(engine.stream([{"text": "no role"}]))
-
-
-def test_stop_texts_end_the_answer_and_are_not_in_it(make_engine: Make) -> None:
-    engine = make_engine()
-    plain = engine.generate("The assignment statement", max_new_tokens=24).text
-    stop = plain[len(plain) // 2 :][:3]
-    stopped = engine.generate("The assignment statement", max_new_tokens=24, stop=stop)
-    assert stopped.text == plain[: plain.index(stop)]
-    assert len(stopped.token_ids) < 24
-    pieces = list(engine.stream("The assignment statement", max_new_tokens=24, stop=[stop]))
-    assert "".join(pieces) == stopped.text
-
-
-def test_sampling_follows_its_seed(make_engine: Make) -> None:
+def test_sampling_follows_its_seed(make_engine):
     engine = make_engine()
 
     def drawn(seed: int) -> list[int]:
@@ -210,9 +141,7 @@ def test_sampling_follows_its_seed(make_engine: Make) -> None:
         assert engine.generate("Words", **settings).token_ids == greedy
 
 
-def test_a_foreign_head_is_in_each_report_and_once_in_the_log(
-    make_engine: Make, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_foreign_head_is_in_each_report_and_once_in_the_log(make_engine, caplog):
     engine = make_engine()
     chunks = some_chunks(2)
     engine.precompute(chunks)
@@ -224,7 +153,7 @@ def test_a_foreign_head_is_in_each_report_and_once_in_the_log(
     assert len([record for record in caplog.records if "head" in record.message]) == 1
 
 
-def test_sink_from_a_template_covers_the_prompts_head(make_engine: Make) -> None:
+def test_sink_from_a_template_covers_the_prompts_head(make_engine):
     engine = make_engine()
     template = "Use the context.\n-----\n{context}\n-----\nQuestion: {question}"
     sink = engine.sink_from([{"role": "user", "content": template}])
@@ -237,26 +166,7 @@ def test_sink_from_a_template_covers_the_prompts_head(make_engine: Make) -> None
     assert report.tokens.reused > 100
 
 
-def test_threads_get_the_answers_that_one_thread_gets(make_engine: Make) -> None:
-    engine = make_engine()
-    chunks = some_chunks(6)
-    engine.precompute(chunks[:4])
-    prompts = [ask([chunks[i], chunks[(i + 2) % 6]], f"\n\nQuestion {i}?") for i in range(6)]
-    alone = [engine.generate(prompt, max_new_tokens=5).token_ids for prompt in prompts]
-    together: dict[int, list[int]] = {}
-
-    def work(index: int) -> None:
-        if index == 5:
-            engine.precompute(chunks[4:5])
-        together[index] = engine.generate(
-            prompts[index], max_new_tokens=5, on_miss="skip"
-        ).token_ids
-
-    each_in_a_thread(work, range(6))
-    assert [together[index] for index in (0, 1, 3)] == [alone[index] for index in (0, 1, 3)]
-
-
-def test_the_report_is_plain_data(make_engine: Make) -> None:
+def test_the_report_is_plain_data(make_engine):
     engine = make_engine()
     chunks = some_chunks(2)
     engine.precompute(chunks)
@@ -267,7 +177,7 @@ def test_the_report_is_plain_data(make_engine: Make) -> None:
     assert set(again["steps"]) >= {"find", "load", "splice", "select", "recompute", "first_token"}
 
 
-def test_auto_says_what_it_chose(make_engine: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_says_what_it_chose(make_engine, monkeypatch):
     engine = make_engine(reuse=ReuseConfig(recompute_ratio="auto"))
     chunks = some_chunks(3)
     engine.precompute(chunks)
@@ -282,7 +192,7 @@ def test_auto_says_what_it_chose(make_engine: Make, monkeypatch: pytest.MonkeyPa
     assert json.loads(json.dumps(report.to_dict()))["choice"] == report.choice
 
 
-def test_a_method_made_of_pieces(make_engine: Make) -> None:
+def test_a_method_made_of_pieces(make_engine):
     def backwards(scene: Scene) -> FloatArray:
         return np.arange(len(scene.layout.cached), dtype=np.float32)
 
@@ -316,43 +226,33 @@ def test_a_method_made_of_pieces(make_engine: Make) -> None:
         ({"max_tokens": 5}, r"did you mean max_new_tokens\?"),
         ({"ratio": 0.1}, r"did you mean recompute_ratio\?"),
         ({"zzz": 5}, "unknown reuse setting zzz: reuse settings are"),
-    ],
-)
-def test_bad_settings_are_refused(
-    make_engine: Make, settings: dict[str, object], message: str
-) -> None:
-    engine = make_engine()
-    with pytest.raises(ConfigError, match=message):
-        engine.generate("Hello there", **settings)
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
         ({"max_new_tokens": 2.5}, "whole number"),
         ({"top_k": 2.5}, "whole number"),
-        ({"seed": 1.5}, "whole number"),
         ({"stop_token_ids": 5}, "stop_token_ids"),
         ({"stop_token_ids": "5"}, "stop_token_ids"),
         ({"stop_token_ids": [1.5]}, "whole number"),
         ({"temperature": 1e-40}, "give 0 for greedy"),
+        ({"stop": "\ud800"}, "stop must be"),
+        ({"logprobs": 21}, "logprobs"),
+        ({"logprobs": True}, "logprobs"),
+        ({"ignore_eos": 1}, "ignore_eos"),
     ],
 )
-def test_bad_decoding_is_refused(
-    make_engine: Make, settings: dict[str, object], message: str
-) -> None:
+def test_bad_settings_are_refused(make_engine, settings, message):
     engine = make_engine()
     with pytest.raises(ConfigError, match=message):
         engine.generate("Hello there", **settings)
 
 
-def test_a_prompt_that_no_tokenizer_reads_is_refused(make_engine: Make) -> None:
+def test_a_prompt_that_no_tokenizer_reads_is_refused(make_engine):
     with pytest.raises(ConfigError, match=r"prompt .a .*. has a lone surrogate.* character 2"):
         make_engine().generate("a \ud800 b")
 
 
-@pytest.mark.parametrize("texts", ["one text, not a list", None, 3, [3]])
-def test_chunks_are_given_in_a_list(make_engine: Make, texts: object) -> None:
+@pytest.mark.parametrize(
+    "texts", ["one text, not a list", None, 3, [3], ["fine chunk of sufficient length", 3]]
+)
+def test_chunks_are_given_in_a_list(make_engine, texts):
     engine = make_engine()
     for take in (engine.precompute, engine.prefetch):
         with pytest.raises(ConfigError, match="chunk"):
@@ -360,23 +260,19 @@ def test_chunks_are_given_in_a_list(make_engine: Make, texts: object) -> None:
 
 
 @pytest.mark.parametrize("device", ["abacus", "cpu:x", "xpu:7"])
-def test_a_device_that_cannot_be_used_is_refused(device: str) -> None:
+def test_a_device_that_cannot_be_used_is_refused(device):
     with pytest.raises(ConfigError, match=f"device must be .* not '{device}'"):
         RagKV(tiny_model(), tiny_tokenizer(), device=device)
 
 
-def test_bad_arguments_are_refused(make_engine: Make) -> None:
+def test_bad_arguments_are_refused(make_engine):
     engine = make_engine()
     with pytest.raises(UnknownMethodError):
         engine.generate("Hello there", method="telepathy")
     with pytest.raises(UnknownMethodError):
         RagKV(tiny_model(), tiny_tokenizer(), reuse=ReuseConfig(method="telepathy"))
     with pytest.raises(ConfigError):
-        engine.precompute("one text, not a list")
-    with pytest.raises(ConfigError):
-        engine.precompute(["fine chunk of sufficient length", 3])  # type: ignore[list-item]
-    with pytest.raises(ConfigError):
-        engine.generate({"role": "user"})  # type: ignore[arg-type]
+        engine.generate({"role": "user"})
     with pytest.raises(ConfigError):
         engine.generate("Hello", max_new_tokens=0)
     with pytest.raises(ConfigError):
@@ -386,15 +282,11 @@ def test_bad_arguments_are_refused(make_engine: Make) -> None:
     with pytest.raises(ConfigError):
         RagKV(tiny_model())
     with pytest.raises(ConfigError):
-        RagKV(42)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError):
-        RagKV(tiny_model(), tiny_tokenizer(), store=":memory:", dtype="float99")
+        RagKV(42)
     with pytest.raises(ConfigError):
         Grouping(window=0)
     with pytest.raises(ConfigError, match="whole number"):
-        Grouping(window=7.5)  # type: ignore[arg-type]
-    with pytest.raises(ModelNotFoundError, match="no-such-folder"):
-        RagKV("/no-such-folder")
+        Grouping(window=7.5)
 
 
 # ---- models that cannot be reused
@@ -424,7 +316,7 @@ def unsupported() -> dict[str, tuple[object, str]]:
 
 
 @pytest.mark.parametrize("case", ["dynamic-rope", "learned-positions", "recurrent"])
-def test_unsupported_models_are_refused_by_name_or_served_in_full(case: str) -> None:
+def test_unsupported_models_are_refused_by_name_or_served_in_full(case):
     config, reason = unsupported()[case]
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config)
@@ -443,7 +335,7 @@ def test_unsupported_models_are_refused_by_name_or_served_in_full(case: str) -> 
         assert out.token_ids == theirs[0, ids.shape[1] :].tolist()
 
 
-def test_longrope_is_reused_below_its_switch_and_prefilled_beyond(make_engine: Make) -> None:
+def test_longrope_is_reused_below_its_switch_and_prefilled_beyond(make_engine):
     torch.manual_seed(0)
     config = LlamaConfig(**{**SIZE, "rope_parameters": LONGROPE})
     model = AutoModelForCausalLM.from_config(config).eval()
@@ -463,15 +355,13 @@ def test_longrope_is_reused_below_its_switch_and_prefilled_beyond(make_engine: M
 
 
 @pytest.mark.parametrize("method", ["full", "query"])
-def test_a_prompt_beyond_the_models_positions_is_refused(make_engine: Make, method: str) -> None:
+def test_a_prompt_beyond_the_models_positions_is_refused(make_engine, method):
     engine = make_engine()
     with pytest.raises(PromptTooLongError, match="4096"):
         engine.generate("word " * 5000, method=method)
 
 
-def test_a_store_that_is_read_only_serves_and_writes_nothing(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_store_that_is_read_only_serves_and_writes_nothing(tmp_path, caplog):
     chunks = some_chunks(3)
     with RagKV(tiny_model(), tiny_tokenizer(), store=tmp_path) as engine:
         engine.precompute(chunks[:2])
@@ -486,7 +376,7 @@ def test_a_store_that_is_read_only_serves_and_writes_nothing(
     assert "not stored" not in caplog.text
 
 
-def test_a_full_disk_does_not_keep_the_auxiliary_from_scoring(tmp_path: Path) -> None:
+def test_a_full_disk_does_not_keep_the_auxiliary_from_scoring(tmp_path):
     folder, chunks = saved(tmp_path / "auxiliary", "qwen2"), some_chunks(3)
     with RagKV(tiny_model(), tiny_tokenizer(), store=tmp_path / "store") as engine:
         engine.precompute(chunks)

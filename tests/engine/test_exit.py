@@ -1,7 +1,5 @@
 """A script ends although there is much to heal: within a layer, as it gives way to a request."""
 
-from __future__ import annotations
-
 import json
 import threading
 from collections.abc import Callable
@@ -57,7 +55,7 @@ ENDS = {"at exit": "ask()", "after another thread": "threading.Thread(target=ask
 
 
 @pytest.mark.parametrize("end", ENDS)
-def test_a_script_ends_within_a_layer(end: str) -> None:
+def test_a_script_ends_within_a_layer(end):
     seen = json.loads(output_of(PROGRAM + ENDS[end]))
     assert seen.count(False) == 1
     assert seen.count(True) <= 1
@@ -83,7 +81,7 @@ OVER: dict[str, Callable[[RagKV], Any]] = {
 
 
 @pytest.mark.parametrize("over", OVER)
-def test_a_block_ends_within_a_layer(make_engine: Callable[..., RagKV], over: str) -> None:
+def test_a_block_ends_within_a_layer(make_engine, over):
     kv = make_engine(reuse=ReuseConfig())
     pause, stops = Pause(kv, "ragkv-idle"), kv._reuse.healing._idle._closed
 

@@ -1,7 +1,5 @@
 """A process that has computed forks: its child computes, or gets a typed error; it never hangs."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path
@@ -31,13 +29,13 @@ def forks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         "while_another_thread_holds_the_model",
     ],
 )
-def test_a_fork_computes(forks: dict[str, Any], case: str) -> None:
+def test_a_fork_computes(forks, case):
     assert forks[case] == forks["expected"]
 
 
-def test_a_fork_is_told_to_make_its_own_engine(forks: dict[str, Any]) -> None:
+def test_a_fork_is_told_to_make_its_own_engine(forks):
     assert "make one in each process, after the fork" in forks["the_same_engine"]
 
 
-def test_a_fork_has_connections_of_its_own(forks: dict[str, Any]) -> None:
+def test_a_fork_has_connections_of_its_own(forks):
     assert forks["a_client"] == "Hello"

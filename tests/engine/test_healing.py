@@ -1,7 +1,5 @@
 """Runs that are asked for together are computed exactly while no request runs."""
 
-from __future__ import annotations
-
 import itertools
 import threading
 import time
@@ -10,7 +8,7 @@ from typing import Any
 import healed_runs as runs
 import pytest
 import torch
-from former_prompts import is_former_behind, paths
+from earlier_prompts import is_earlier_behind, paths
 from healed_runs import A, B, C, D, Make
 from pausing import Pause
 from served import until
@@ -33,9 +31,7 @@ pytestmark = runs.pytestmark
 
 @pytest.mark.parametrize("asked", ["twice", "prefetched"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_run_that_is_asked_for_again_is_exact(
-    make_engine: Make, monkeypatch: pytest.MonkeyPatch, family: str, asked: str
-) -> None:
+def test_a_run_that_is_asked_for_again_is_exact(make_engine, monkeypatch, family, asked):
     engine = runs.ingested(make_engine(family))
     assert runs.distance(engine, engine.prefill(ask([A, B, C]))) > 10 * runs.TOLERANCE
     engine.wait()
@@ -51,7 +47,7 @@ def test_a_run_that_is_asked_for_again_is_exact(
     runs.assert_exact(engine, runs.once_more(engine, [A, B]))
 
 
-def test_a_prefetched_run_is_that_of_the_prompts_before(make_engine: Make) -> None:
+def test_a_prefetched_run_is_that_of_the_prompts_before(make_engine):
     def prompt(chunks: list[str]) -> list[dict[str, str]]:
         return [{"role": "user", "content": "---\n" + "\n---\n".join(chunks) + "\n---\nWhy?"}]
 
@@ -66,7 +62,7 @@ def test_a_prefetched_run_is_that_of_the_prompts_before(make_engine: Make) -> No
 
 
 @pytest.mark.parametrize("usual", [True, False])
-def test_versions_have_the_tokenizer_s_own_tokens(make_engine: Make, usual: bool) -> None:
+def test_versions_have_the_tokenizer_s_own_tokens(make_engine, usual):
     """A client may send a chunk in other tokens: exact rows for itself, no version for others."""
     engine = runs.ingested(make_engine())
     ids = engine.tokenize(engine.render(ask([A, B])))
@@ -82,7 +78,7 @@ def test_versions_have_the_tokenizer_s_own_tokens(make_engine: Make, usual: bool
     assert runs.contexts(engine) == ({(A, B)} if usual else set())
 
 
-def test_hotter_runs_are_first(make_engine: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hotter_runs_are_first(make_engine, monkeypatch):
     order, heal = list[list[str]](), Healing._heal
 
     def noted(each: Healing, run: Any) -> None:
@@ -103,9 +99,7 @@ def test_hotter_runs_are_first(make_engine: Make, monkeypatch: pytest.MonkeyPatc
     assert pairs == [[B, A], [D, A], [C, D]]
 
 
-def test_each_finished_chunk_is_there_at_once(
-    make_engine: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_finished_chunk_is_there_at_once(make_engine, monkeypatch):
     run, numbers = IdleWork.run, itertools.count(1)
     reached, go = threading.Event(), threading.Event()
 
@@ -128,7 +122,7 @@ def test_each_finished_chunk_is_there_at_once(
 
 
 @pytest.mark.parametrize("size", [0, 2 * 100, 4 * 150])
-def test_a_run_of_more_than_half_the_budget_is_not_healed(make_engine: Make, size: int) -> None:
+def test_a_run_of_more_than_half_the_budget_is_not_healed(make_engine, size):
     engine = make_engine(store=StoreConfig(MEMORY, history_bytes=size * 1024))
     runs.healed(runs.ingested(engine), [A, B])
     ids = len(runs.once_more(engine, [A, B]).token_ids)
@@ -139,7 +133,7 @@ def test_a_run_of_more_than_half_the_budget_is_not_healed(make_engine: Make, siz
 @pytest.mark.parametrize(
     "given", [{"history": False}, {"method": "epic", "history": False}, {"method": "full"}], ids=str
 )
-def test_nothing_is_healed(make_engine: Make, given: dict[str, Any]) -> None:
+def test_nothing_is_healed(make_engine, given):
     engine = runs.ingested(make_engine(reuse=ReuseConfig(**given)))
     engine.prefetch([A, B])
     runs.healed(engine, [A, B])
@@ -149,7 +143,7 @@ def test_nothing_is_healed(make_engine: Make, given: dict[str, Any]) -> None:
     assert runs.healing(engine).tokens == second.report.tokens.history_exact == 0
 
 
-def test_a_call_without_history_takes_none(make_engine: Make) -> None:
+def test_a_call_without_history_takes_none(make_engine):
     engine = runs.ingested(make_engine())
     cold = runs.once_more(engine, [A, B], history=False)
     runs.healed(engine, [A, B])
@@ -175,7 +169,7 @@ def begin(engine: RagKV, pause: Pause) -> None:
     assert pause.reached.wait(30)
 
 
-def test_a_request_ends_it_within_a_layer_and_the_chunk_begins_anew(pausing: Any) -> None:
+def test_a_request_ends_it_within_a_layer_and_the_chunk_begins_anew(pausing):
     engine, pause = pausing
     begin(engine, pause)
     out: list[Any] = []
@@ -197,7 +191,7 @@ def test_a_request_ends_it_within_a_layer_and_the_chunk_begins_anew(pausing: Any
     runs.assert_exact(engine, runs.once_more(engine, [A, B, C]))
 
 
-def test_nothing_is_healed_while_an_answer_is_drawn(make_engine: Make) -> None:
+def test_nothing_is_healed_while_an_answer_is_drawn(make_engine):
     engine = runs.ingested(make_engine())
     drawing = engine.stream(ask([C, D]), max_new_tokens=40)
     next(drawing)
@@ -212,7 +206,7 @@ def test_nothing_is_healed_while_an_answer_is_drawn(make_engine: Make) -> None:
     assert runs.contexts(engine) == {(A, B)}
 
 
-def test_closing_ends_it(pausing: Any) -> None:
+def test_closing_ends_it(pausing):
     engine, pause = pausing
     begin(engine, pause)
     closing = threading.Thread(target=engine.close)
@@ -226,9 +220,7 @@ def test_closing_ends_it(pausing: Any) -> None:
 
 
 @pytest.mark.parametrize("gone", [A, B])
-def test_of_a_run_that_is_healed_nothing_is_left_once_a_chunk_is_deleted(
-    on_disk: Make, gone: str
-) -> None:
+def test_of_a_run_that_is_healed_nothing_is_left_once_a_chunk_is_deleted(on_disk, gone):
     engine = runs.ingested(on_disk())
     pause = Pause(engine, runs.IDLE)
     begin(engine, pause)
@@ -240,4 +232,4 @@ def test_of_a_run_that_is_healed_nothing_is_left_once_a_chunk_is_deleted(
     assert gone not in [
         chunk.text for run in runs.healing(engine)._runs.values() for chunk in run.chunks
     ]
-    assert not is_former_behind(runs.once_more(engine, [A, B, C]), gone)
+    assert not is_earlier_behind(runs.once_more(engine, [A, B, C]), gone)

@@ -1,9 +1,7 @@
 """What the program around does with torch and with the model, before and between calls."""
 
-from __future__ import annotations
-
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,7 +17,6 @@ from ragkv.model.fingerprint import fingerprint_of
 from ragkv.report.account import PrecomputeReport
 from ragkv.select import method_names
 
-Make = Callable[..., RagKV]
 CHUNKS = some_chunks(3)
 FIRST = ReuseConfig(history=False)
 ONE = [{"role": "user", "content": CHUNKS[0] + "\n\nWhat does the text say?"}]
@@ -48,9 +45,7 @@ def drawn(engine: RagKV, method: str) -> list[int]:
         ("query", torch.float64),
     ],
 )
-def test_torchs_default_dtype_changes_nothing(
-    make_engine: Make, method: str, dtype: torch.dtype
-) -> None:
+def test_torchs_default_dtype_changes_nothing(make_engine, method, dtype):
     expected = drawn(make_engine(), method)
     engine = make_engine()
     with default_dtype(dtype):
@@ -67,7 +62,7 @@ def expected() -> dict[str, list[int]]:
     return found
 
 
-def test_autocast_changes_nothing(make_engine: Make) -> None:
+def test_autocast_changes_nothing(make_engine):
     expected = drawn(make_engine(), "query")
     # the prefill below must not continue the answers before it
     engine = make_engine(store=StoreConfig(MEMORY, history_bytes=0))
@@ -96,16 +91,14 @@ def test_autocast_changes_nothing(make_engine: Make) -> None:
         ("token_healing", True),
     ],
 )
-def test_what_the_models_generation_config_says_of_the_work(
-    make_engine: Make, expected: dict[str, list[int]], name: str, value: object
-) -> None:
+def test_what_the_models_generation_config_says_of_the_work(make_engine, expected, name, value):
     """It has no part in what is drawn, and would not do with a repaired cache."""
     engine = make_engine()
     setattr(engine.loaded.model.generation_config, name, value)
     assert {method: drawn(engine, method) for method in expected} == expected
 
 
-def test_a_chunk_without_a_token_of_the_prompts_is_a_miss(make_engine: Make) -> None:
+def test_a_chunk_without_a_token_of_the_prompts_is_a_miss(make_engine):
     engine = make_engine()
     stars = "*" * 18
     assert len(engine.tokenizer(stars)["input_ids"]) == 1
@@ -139,9 +132,7 @@ def load_others(model: torch.nn.Module, seed: int = 1) -> None:
 
 
 @pytest.mark.parametrize("change", [train_a_little, load_others])
-def test_weights_that_change_between_calls(
-    make_engine: Make, change: Callable[[torch.nn.Module], None]
-) -> None:
+def test_weights_that_change_between_calls(make_engine, change):
     engine = make_engine()
     engine.precompute(CHUNKS)
     assert engine.prefill(ONE, recompute_ratio=0.0).report.tokens.reused > 80
@@ -157,10 +148,8 @@ def test_weights_that_change_between_calls(
 
 @pytest.mark.parametrize("change", [load_others, torch.nn.Module.train])
 def test_weights_that_change_while_chunks_are_encoded_behind_an_answer(
-    make_engine: Make,
-    monkeypatch: pytest.MonkeyPatch,
-    change: Callable[[torch.nn.Module], object],
-) -> None:
+    make_engine, monkeypatch, change
+):
     engine = make_engine()
     encode_now = encode.encode
 
@@ -179,7 +168,7 @@ def test_weights_that_change_while_chunks_are_encoded_behind_an_answer(
     assert_exact(engine)
 
 
-def test_a_model_in_training_mode_computes_no_caches(make_engine: Make) -> None:
+def test_a_model_in_training_mode_computes_no_caches(make_engine):
     engine = make_engine()
     engine.loaded.model.train()
     for call in (engine.precompute, engine.prefetch):
@@ -225,7 +214,7 @@ class Adapted(torch.nn.Module):
         ("scaling", {"one": 2.0, "other": 1.0}),
     ],
 )
-def test_the_adapter_in_use_is_part_of_what_a_cache_depends_on(field: str, value: object) -> None:
+def test_the_adapter_in_use_is_part_of_what_a_cache_depends_on(field, value):
     model = tiny_model()
     adapted = Adapted(model.model.layers[1].mlp.up_proj)
     model.model.layers[1].mlp.up_proj = adapted
@@ -240,7 +229,7 @@ def test_the_adapter_in_use_is_part_of_what_a_cache_depends_on(field: str, value
         assert_exact(engine)
 
 
-def test_what_a_tokenizer_padded_to_before_is_no_part_of_it() -> None:
+def test_what_a_tokenizer_padded_to_before_is_no_part_of_it():
     model, tokenizer = tiny_model(), copy.deepcopy(tiny_tokenizer())
     before = fingerprint_of(model, tokenizer)
     tokenizer(["one", "one and another"], padding=True, truncation=True, max_length=5)

@@ -1,41 +1,33 @@
 """Ingestion step by step: what is computed, written and waited for at the same time."""
 
-from __future__ import annotations
-
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 
-import pytest
 import torch
 from tiny import some_chunks
 
-from ragkv import RagKV
 from ragkv.chunk import encode
 from ragkv.ingest import encode as encoding
 from ragkv.model.architecture import backbone_of
 from ragkv.model.pool import Pool
 from ragkv.store import TieredStore
 
-Make = Callable[..., RagKV]
 
-
-def test_a_batch_is_written_while_the_next_is_computed(
-    make_engine: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_batch_is_written_while_the_next_is_computed(make_engine, monkeypatch):
     engine = make_engine()
     computed, seen = threading.Semaphore(0), list[bool]()
 
     def batches(*args: object) -> Iterator[object]:
-        for batch in encode.encode_chunks(*args):  # type: ignore[arg-type]
+        for batch in encode.encode_chunks(*args):
             computed.release()
             yield batch
 
     def put(*args: object, **kwargs: object) -> int:
         if not seen:
             seen.append(computed.acquire(timeout=30) and computed.acquire(timeout=30))
-        return stored(*args, **kwargs)  # type: ignore[arg-type]
+        return stored(*args, **kwargs)
 
     stored = TieredStore.put
     monkeypatch.setattr(encode, "BATCH_TOKENS_CPU", 1)
@@ -47,7 +39,7 @@ def test_a_batch_is_written_while_the_next_is_computed(
     assert all(engine.contains(chunk) for chunk in chunks)
 
 
-def test_a_request_waits_for_a_layer_of_an_ingestion(make_engine: Make) -> None:
+def test_a_request_waits_for_a_layer_of_an_ingestion(make_engine):
     engine, chunks = make_engine(), some_chunks(4)
     engine.precompute(chunks[:2])
     layers = backbone_of(engine.loaded.model).layers

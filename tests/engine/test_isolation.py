@@ -1,11 +1,8 @@
 """What an engine must not take from others, or from itself: locks, caches, named chunks, verdicts."""
 
-from __future__ import annotations
-
 import copy
 import itertools
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -21,7 +18,6 @@ from ragkv.attend.interface import run_pass, running_pass
 from ragkv.engine.check import verify as check
 from ragkv.errors import ConfigError, UnsupportedModelError
 
-Make = Callable[..., RagKV]
 CHUNKS = some_chunks(3)
 PROMPT = [{"role": "user", "content": "\n\n".join(CHUNKS) + "\n\nWhat now?"}]
 
@@ -31,7 +27,7 @@ def unlisted() -> PreTrainedModel:
     return AutoModelForCausalLM.from_config(Olmo2Config(**SIZE)).eval()
 
 
-def test_named_chunks_are_remembered_until_they_are_stored(make_engine: Make) -> None:
+def test_named_chunks_are_remembered_until_they_are_stored(make_engine):
     engine = make_engine()
     engine.prefetch(CHUNKS)
     engine.wait()
@@ -41,14 +37,14 @@ def test_named_chunks_are_remembered_until_they_are_stored(make_engine: Make) ->
     assert engine.prefill(PROMPT, recompute_ratio=0.0).report.tokens.reused > 100
 
 
-def test_naming_chunks_does_not_wait_for_the_model(make_engine: Make) -> None:
+def test_naming_chunks_does_not_wait_for_the_model(make_engine):
     engine = make_engine()
     with ThreadPoolExecutor(1) as pool, model_held(engine):
         naming = pool.submit(engine.prefetch, CHUNKS, sink="A sink that nobody has encoded yet.")
         naming.result(timeout=30)
 
 
-def test_a_chunk_without_a_token_is_skipped() -> None:
+def test_a_chunk_without_a_token_is_skipped():
     tokenizer = copy.deepcopy(tiny_tokenizer())
     raw: Tokenizer = tokenizer.backend_tokenizer
     raw.normalizer = normalizers.Replace("\u200b", "")
@@ -58,7 +54,7 @@ def test_a_chunk_without_a_token_is_skipped() -> None:
         assert engine.precompute([*CHUNKS, "\u200b" * 20]).existing == 3
 
 
-def test_a_ratio_is_for_the_model_as_it_is_now(make_engine: Make) -> None:
+def test_a_ratio_is_for_the_model_as_it_is_now(make_engine):
     engine = make_engine()
     before = engine.info.fingerprint
     with torch.no_grad():
@@ -68,7 +64,7 @@ def test_a_ratio_is_for_the_model_as_it_is_now(make_engine: Make) -> None:
     assert engine.prefill(PROMPT, calibrated_for=engine.info.fingerprint).report.tokens.prompt
 
 
-def test_the_callers_autocast_has_no_part_in_the_check() -> None:
+def test_the_callers_autocast_has_no_part_in_the_check():
     with (
         torch.autocast("cpu", torch.bfloat16),
         RagKV(unlisted(), tiny_tokenizer(), store=":memory:") as engine,
@@ -76,7 +72,7 @@ def test_the_callers_autocast_has_no_part_in_the_check() -> None:
         assert not engine.info.unsupported
 
 
-def test_want_of_memory_is_no_verdict_on_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_want_of_memory_is_no_verdict_on_a_model(monkeypatch):
     def fails(*_: object) -> None:
         raise torch.OutOfMemoryError("for now")
 
@@ -85,9 +81,7 @@ def test_want_of_memory_is_no_verdict_on_a_model(monkeypatch: pytest.MonkeyPatch
         RagKV(unlisted(), tiny_tokenizer(), store=":memory:", on_unsupported="full")
 
 
-def test_a_pass_refuses_what_would_change_its_scores(
-    make_engine: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_pass_refuses_what_would_change_its_scores(make_engine, monkeypatch):
     engine = make_engine()
     engine.precompute(CHUNKS)
     layer = engine.loaded.model.model.layers[1].self_attn
@@ -97,17 +91,17 @@ def test_a_pass_refuses_what_would_change_its_scores(
         engine.prefill(PROMPT, recompute_ratio=0.2)
 
 
-def test_the_innermost_pass_describes_a_call(make_engine: Make) -> None:
+def test_the_innermost_pass_describes_a_call(make_engine):
     config = make_engine().loaded.model.config
     module = torch.nn.Module()
-    module.config = config  # type: ignore[assignment]
+    module.config = config
     with run_pass(config, "outer"):
         with run_pass(config, "inner"):
             assert running_pass(module) == "inner"
         assert running_pass(module) == "outer"
 
 
-def test_a_step_that_fails_leaves_the_model_as_it_was(make_engine: Make) -> None:
+def test_a_step_that_fails_leaves_the_model_as_it_was(make_engine):
     """A step is a pass: it ends with the error, whatever it repairs."""
     engine = make_engine(store=StoreConfig(":memory:", history_bytes=0))
     engine.loaded.model.generation_config.eos_token_id = None
@@ -130,7 +124,7 @@ def test_a_step_that_fails_leaves_the_model_as_it_was(make_engine: Make) -> None
     assert engine.generate(PROMPT, **settings).token_ids == expected.token_ids
 
 
-def test_a_chunk_beyond_longropes_switch_is_told_once() -> None:
+def test_a_chunk_beyond_longropes_switch_is_told_once():
     torch.manual_seed(0)
     config = LlamaConfig(**{**SIZE, "rope_parameters": LONGROPE})
     model = AutoModelForCausalLM.from_config(config).eval()
@@ -142,9 +136,7 @@ def test_a_chunk_beyond_longropes_switch_is_told_once() -> None:
     assert sorted(miss.reason for miss in misses) == ["expired", "positions", "positions"]
 
 
-def test_a_chunk_that_no_prompt_can_hold_is_left_out(
-    make_engine: Callable[..., RagKV], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_chunk_that_no_prompt_can_hold_is_left_out(make_engine, caplog):
     engine, (short, *_) = make_engine(), some_chunks(1)
     long = " ".join(f"word{number}" for number in range(4096))
     report = engine.precompute([long, short], document="book")

@@ -1,10 +1,7 @@
 """Loading or computing, where bytes come slowly."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,7 +18,7 @@ from ragkv.store import ChunkStore, TieredStore
 from ragkv.store.backends.backend import Blob
 from ragkv.store.backends.memory import MemoryBackend
 from ragkv.store.names import digest_of_text, entries_of
-from ragkv.store.tiers.rates import Rate, is_slower
+from ragkv.store.tiered import Rate, is_slower
 
 Make = Callable[..., RagKV]
 
@@ -54,7 +51,7 @@ def served(make_engine: Make) -> tuple[RagKV, Planted]:
         ChunkStore(below).put(entry, sink_of(engine).fingerprint)
     engine._store = engine._reuse.corpus.store = tiered(below, 0)
     engine._reuse.corpus.prefill_rate = rate(tokens=1000, seconds=1.0)
-    engine._reuse.corpus.record_speed = lambda tokens, seconds: None  # type: ignore[method-assign]
+    engine._reuse.corpus.record_speed = lambda tokens, seconds: None
     return engine, below
 
 
@@ -69,7 +66,7 @@ def ask(chunks: list[str]) -> str:
     return "\n\n".join([*chunks, "Question: what is bound? Answer:"])
 
 
-def test_a_rate_follows_what_is_measured() -> None:
+def test_a_rate_follows_what_is_measured():
     made = Rate()
     for count in range(3):
         assert made.seconds(10) is None, count
@@ -80,14 +77,14 @@ def test_a_rate_follows_what_is_measured() -> None:
     assert made.seconds(50) == pytest.approx(2.0, rel=0.01)
 
 
-def test_only_what_was_measured_can_be_slower() -> None:
+def test_only_what_was_measured_can_be_slower():
     assert is_slower(1.3, 1.0)
     assert not is_slower(1.2, 1.0)
     assert not is_slower(None, 0.0)
     assert not is_slower(9.0, None)
 
 
-def test_tiers_measure_what_comes_from_below_and_count_memory_as_nothing() -> None:
+def test_tiers_measure_what_comes_from_below_and_count_memory_as_nothing():
     below = Planted()
     store = tiered(below)
     entry = make_entry("a")
@@ -107,9 +104,7 @@ def test_tiers_measure_what_comes_from_below_and_count_memory_as_nothing() -> No
     assert 0.02 <= found < took
 
 
-def test_what_loads_slowly_is_computed_and_the_report_says_so(
-    served: tuple[RagKV, Planted],
-) -> None:
+def test_what_loads_slowly_is_computed_and_the_report_says_so(served):
     engine, below = served
     chunks = some_chunks(6)
     engine._store.load_rate = rate(tokens=1, seconds=1.0)  # 1 byte a second
@@ -124,7 +119,7 @@ def test_what_loads_slowly_is_computed_and_the_report_says_so(
     assert engine.contains(chunks[0])
 
 
-def test_the_next_time_it_lies_in_memory(served: tuple[RagKV, Planted]) -> None:
+def test_the_next_time_it_lies_in_memory(served):
     engine, below = served
     chunks = some_chunks(2)
     engine._store = engine._reuse.corpus.store = tiered(below, 1 << 30)
@@ -137,9 +132,7 @@ def test_the_next_time_it_lies_in_memory(served: tuple[RagKV, Planted]) -> None:
 
 
 @pytest.mark.parametrize("why", ["fast", "always", "load unknown", "prefill unknown"])
-def test_it_is_loaded_where_that_is_faster_asked_for_or_not_known(
-    served: tuple[RagKV, Planted], why: str
-) -> None:
+def test_it_is_loaded_where_that_is_faster_asked_for_or_not_known(served, why):
     engine, _ = served
     fast = rate(tokens=1e12, seconds=1.0)
     slow = rate(tokens=1.0, seconds=1.0)
@@ -152,7 +145,7 @@ def test_it_is_loaded_where_that_is_faster_asked_for_or_not_known(
     assert report.tokens.reused > 100
 
 
-def test_what_is_not_stored_is_absent_and_not_slower(served: tuple[RagKV, Planted]) -> None:
+def test_what_is_not_stored_is_absent_and_not_slower(served):
     engine, below = served
     chunks = some_chunks(3)
     engine._reuse.corpus.find("")
@@ -163,7 +156,7 @@ def test_what_is_not_stored_is_absent_and_not_slower(served: tuple[RagKV, Plante
     assert [miss.reason for miss in report.misses] == ["slower", "absent", "slower"]
 
 
-def test_both_rates_are_measured_in_use(make_engine: Make, tmp_path: Path) -> None:
+def test_both_rates_are_measured_in_use(make_engine, tmp_path):
     chunks = some_chunks(6)
     with RagKV(tiny_model(), tiny_tokenizer(), store=tmp_path) as engine:
         engine.precompute(chunks)

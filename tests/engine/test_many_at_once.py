@@ -1,7 +1,5 @@
 """Many callers at once: each gets the answer that it gets alone."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -51,7 +49,7 @@ def recorded_passes(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
 
 @pytest.fixture
 def make_engine(make_engine: Make) -> Make:
-    """Return engines that continue no former prompt: each answer is computed anew."""
+    """Return engines that keep no history: each answer is computed anew."""
     return partial(make_engine, store=StoreConfig(MEMORY, history_bytes=0))
 
 
@@ -86,9 +84,7 @@ def all_begin_together(kv: RagKV, work: Callable[[int], None], count: int) -> No
     ("family", "method"),
     [*((family, "query") for family in FAMILIES), ("llama", "full"), ("gpt-oss", "full")],
 )
-def test_every_answer_is_the_one_it_gets_alone(
-    make_engine: Make, monkeypatch: pytest.MonkeyPatch, family: str, method: str
-) -> None:
+def test_every_answer_is_the_one_it_gets_alone(make_engine, monkeypatch, family, method):
     kv = endless(make_engine(family))
     kv.precompute(CHUNKS, method=method)
     each: dict[str, Any] = {"method": method, "max_new_tokens": ANSWER, "logprobs": 5}
@@ -107,7 +103,7 @@ def test_every_answer_is_the_one_it_gets_alone(
         assert found[at].report.positions == alone[at].report.positions
 
 
-def test_the_rows_of_a_joint_pass_are_those_of_passes_alone(make_engine: Make) -> None:
+def test_the_rows_of_a_joint_pass_are_those_of_passes_alone(make_engine):
     """Bit by bit but for the products of several rows."""
     kv = make_engine()
     kv.precompute(CHUNKS)
@@ -131,9 +127,7 @@ def test_the_rows_of_a_joint_pass_are_those_of_passes_alone(make_engine: Make) -
 # ---- steps between a prompt's layers
 
 
-def test_steps_run_between_the_layers_of_a_prompt_and_change_nothing(
-    make_engine: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_steps_run_between_the_layers_of_a_prompt_and_change_nothing(make_engine, monkeypatch):
     monkeypatch.setattr(module, "MAX_WAIT_S", 0)
     kv = endless(make_engine())
     kv.precompute(CHUNKS)
@@ -153,9 +147,7 @@ def test_steps_run_between_the_layers_of_a_prompt_and_change_nothing(
         assert stream.completion.text == text
 
 
-def test_steps_run_while_chunks_are_encoded(
-    make_engine: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_steps_run_while_chunks_are_encoded(make_engine, monkeypatch):
     monkeypatch.setattr(module, "MAX_WAIT_S", 0)
     kv = endless(make_engine())
     kv.precompute(CHUNKS)
@@ -181,9 +173,7 @@ def test_steps_run_while_chunks_are_encoded(
     assert all(kv.contains(text) for text in new)
 
 
-def test_no_pass_has_rows_on_both_sides_of_the_position_limit(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_no_pass_has_rows_on_both_sides_of_the_position_limit(monkeypatch):
     model = random_model(LlamaConfig(**{**SIZE, "rope_parameters": LONGROPE}))
     tokens = tiny_tokenizer()(" ".join(some_chunks(6)))["input_ids"]
     prompts = [tiny_tokenizer().decode(tokens[:length]) for length in (150, 225, 300)]
@@ -204,9 +194,7 @@ def test_no_pass_has_rows_on_both_sides_of_the_position_limit(
 # ---- answers that fail or end
 
 
-def test_a_failing_answer_leaves_the_others_alone(
-    make_engine: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failing_answer_leaves_the_others_alone(make_engine, monkeypatch):
     kv = endless(make_engine())
     kv.precompute(CHUNKS)
     settings = {"max_new_tokens": ANSWER, "drafts": False}
@@ -238,9 +226,7 @@ def test_a_failing_answer_leaves_the_others_alone(
 
 @pytest.mark.parametrize("most", [1, 2, 3])
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_steps_that_do_not_fit_together_are_computed_in_parts(
-    make_engine: Make, monkeypatch: pytest.MonkeyPatch, when: str, most: int
-) -> None:
+def test_steps_that_do_not_fit_together_are_computed_in_parts(make_engine, monkeypatch, when, most):
     kv = endless(make_engine())
     kv.precompute(CHUNKS)
     settings: dict[str, Any] = {"max_new_tokens": ANSWER, "logprobs": 5}
@@ -263,8 +249,8 @@ def test_steps_that_do_not_fit_together_are_computed_in_parts(
 
 @pytest.mark.parametrize("answers", [1, 3])
 def test_a_step_that_does_not_fit_beside_a_prompt_waits_for_its_end(
-    make_engine: Make, monkeypatch: pytest.MonkeyPatch, answers: int
-) -> None:
+    make_engine, monkeypatch, answers
+):
     monkeypatch.setattr(module, "MAX_WAIT_S", 0)
     kv = endless(make_engine())
     kv.precompute(CHUNKS)
@@ -290,9 +276,7 @@ def test_a_step_that_does_not_fit_beside_a_prompt_waits_for_its_end(
     assert 1 in refused
 
 
-def test_an_interrupted_leader_leaves_the_others_alone(
-    make_engine: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupted_leader_leaves_the_others_alone(make_engine, monkeypatch):
     kv = endless(make_engine())
     kv.precompute(CHUNKS)
     settings = {"max_new_tokens": ANSWER, "drafts": False}
@@ -322,7 +306,7 @@ def test_an_interrupted_leader_leaves_the_others_alone(
     assert kv.generate(PROMPTS[0], **settings).token_ids == alone[0]
 
 
-def test_a_closed_stream_leaves_the_others_alone(make_engine: Make) -> None:
+def test_a_closed_stream_leaves_the_others_alone(make_engine):
     kv = endless(make_engine())
     kv.precompute(CHUNKS)
     settings = {"max_new_tokens": 40}
@@ -339,7 +323,7 @@ def test_a_closed_stream_leaves_the_others_alone(make_engine: Make) -> None:
         assert kv.generate(PROMPTS[2], **settings).token_ids == alone[2]
 
 
-def test_who_holds_the_model_is_not_waited_for(make_engine: Make) -> None:
+def test_who_holds_the_model_is_not_waited_for(make_engine):
     kv = endless(make_engine())
     kv.precompute(CHUNKS)
     stream = kv.stream(PROMPTS[0], max_new_tokens=60)
@@ -354,9 +338,7 @@ def test_who_holds_the_model_is_not_waited_for(make_engine: Make) -> None:
 # ---- both frameworks
 
 
-def test_frameworks_batch_without_a_new_argument(
-    make_engine: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_frameworks_batch_without_a_new_argument(make_engine, monkeypatch):
     kv = endless(make_engine())
     kv.precompute(CHUNKS)
     chat, llm = ChatRagKV(kv=kv, max_tokens=ANSWER), RagKVLLM(kv=kv, max_new_tokens=ANSWER)

@@ -1,7 +1,5 @@
 """The entries of a request that waits are read before its turn."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable
@@ -45,7 +43,7 @@ def reading() -> list[threading.Thread]:
     return [each for each in threading.enumerate() if each.name == "ragkv-read-ahead"]
 
 
-def test_a_waiting_request_has_its_entries_read(fresh: Callable[[], RagKV]) -> None:
+def test_a_waiting_request_has_its_entries_read(fresh):
     kv = fresh()
     kv.contains(CHUNKS[0])  # its sink is known
     with kv.turn():
@@ -55,9 +53,7 @@ def test_a_waiting_request_has_its_entries_read(fresh: Callable[[], RagKV]) -> N
     thread.join(30)
 
 
-def test_only_some_that_wait_have_them_read(
-    fresh: Callable[[], RagKV], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_some_that_wait_have_them_read(fresh, monkeypatch):
     monkeypatch.setattr("ragkv.engine.pipeline._MOST_PRELOADED", 1)
     kv = fresh()
     kv.contains(CHUNKS[0])
@@ -75,9 +71,7 @@ def test_only_some_that_wait_have_them_read(
     thread.join(30)
 
 
-def test_a_reader_who_leaves_stops_the_reading(
-    fresh: Callable[[], RagKV], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_reader_who_leaves_stops_the_reading(fresh, monkeypatch):
     kv, load, stop, read = fresh(), LazyKV.load, ReadAhead.stop, list[int]()
     begun, stopped = threading.Event(), threading.Event()
     kv.contains(CHUNKS[0])

@@ -1,7 +1,5 @@
 """`ragkv check --quality`, and what an engine says of an unknown model when it is loaded."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -12,17 +10,12 @@ from transformers import StableLmConfig
 
 from ragkv import RagKV, ReuseConfig
 from ragkv.engine.check import quality
-from ragkv.engine.check.quality import Probes, measure
+from ragkv.engine.check.quality import Probes, Quality, is_copied, measure
 from ragkv.errors import ConfigError
-from ragkv.report.quality import Quality, is_copied
-
-Make = Callable[..., RagKV]
 
 
 @pytest.mark.parametrize(("layers", "ratio"), [(1, 0.2), (1, "auto"), (2, 0.4)])
-def test_a_model_that_repair_garbles_is_told_apart(
-    make_engine: Make, monkeypatch: pytest.MonkeyPatch, layers: int, ratio: float | str
-) -> None:
+def test_a_model_that_repair_garbles_is_told_apart(make_engine, monkeypatch, layers, ratio):
     """The keys and values of a first layer know no context: with one layer, chunks' are exact."""
     monkeypatch.setattr(quality, "_SIZES", ((3, 10),))
     found = measure(make_engine(layers=layers).loaded, ratio)
@@ -37,7 +30,7 @@ def test_a_model_that_repair_garbles_is_told_apart(
         assert found[-1].agreement > found[0].agreement + 0.1
 
 
-def test_what_is_right_is_counted(make_engine: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_right_is_counted(make_engine, monkeypatch):
     probes = Probes(make_engine(layers=1).loaded, quick=True)
     (first, second, third), ids = probes._probes, probes._tokenizer
     texts = [f" {first[1]}", f" {second[1]} and more", "no idea"]
@@ -66,13 +59,13 @@ def test_what_is_right_is_counted(make_engine: Make, monkeypatch: pytest.MonkeyP
         (0, 0, 0.5, False),
     ],
 )
-def test_bounds_allow_for_few_examples(full: int, kept: int, agreement: float, holds: bool) -> None:
+def test_bounds_allow_for_few_examples(full, kept, agreement, holds):
     found = Quality(0.2, 8, full, kept, kept, agreement)
     assert found.holds == holds
     assert found.kept == (None if full < 4 else kept / full)
 
 
-def test_probes_fit_a_model_of_few_positions(make_engine: Make) -> None:
+def test_probes_fit_a_model_of_few_positions(make_engine):
     engine = make_engine(layers=1)
     for positions in (1000, 400):
         engine.loaded.model.config.max_position_embeddings = positions
@@ -102,9 +95,7 @@ def load(layers: int = 4, **settings: object) -> None:
     RagKV(model, tiny_tokenizer(), store=":memory:", reuse=ReuseConfig(**settings)).close()
 
 
-def test_an_unknown_model_that_reuse_garbles_is_named_once(
-    warnings: Callable[[], list[str]],
-) -> None:
+def test_an_unknown_model_that_reuse_garbles_is_named_once(warnings):
     load()
     load()
     (said,) = warnings()
@@ -116,16 +107,12 @@ def test_an_unknown_model_that_reuse_garbles_is_named_once(
     ("layers", "settings"),
     [(1, {}), (4, {"method": "full"}), (4, {"recompute_ratio": 1.0}), (4, {"method": "cacheclip"})],
 )
-def test_others_are_not(
-    warnings: Callable[[], list[str]], layers: int, settings: dict[str, object]
-) -> None:
+def test_others_are_not(warnings, layers, settings):
     load(layers, **settings)
     assert not warnings()
 
 
-def test_a_model_is_loaded_though_it_cannot_be_probed(
-    warnings: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_model_is_loaded_though_it_cannot_be_probed(warnings, monkeypatch):
     monkeypatch.setattr(Probes, "at", lambda *_: 1 / 0)
     load()
     assert not warnings()

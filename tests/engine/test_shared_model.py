@@ -1,13 +1,10 @@
 """One model used through several objects, and from several threads, at once."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
@@ -46,7 +43,7 @@ def all_at_once(ways: dict[str, Callable[[str], object]], times: int = 2) -> Non
 
 
 @pytest.mark.parametrize("again", ["the model", "what was loaded"])
-def test_two_engines_over_one_model(again: str) -> None:
+def test_two_engines_over_one_model(again):
     with ExitStack() as stack:
         one = stack.enter_context(
             RagKV(tiny_model(), tiny_tokenizer(), store=":memory:", reuse=FIRST)
@@ -66,7 +63,7 @@ def test_two_engines_over_one_model(again: str) -> None:
         assert one.loaded.model.config._attn_implementation == "sdpa"
 
 
-def test_two_models_that_share_their_configuration_take_turns() -> None:
+def test_two_models_that_share_their_configuration_take_turns():
     """A pass switches the configuration."""
     model = tiny_model()
     beside = LlamaForCausalLM(model.config)
@@ -75,7 +72,7 @@ def test_two_models_that_share_their_configuration_take_turns() -> None:
     assert lock_of(tiny_model()) is not lock_of(model)
 
 
-def test_engines_that_are_one_anothers_auxiliary_do_not_wait_for_ever(tmp_path: Path) -> None:
+def test_engines_that_are_one_anothers_auxiliary_do_not_wait_for_ever(tmp_path):
     for family in ("llama", "qwen2"):
         saved(tmp_path / family, family)
     with ExitStack() as stack:
@@ -108,12 +105,12 @@ def chats() -> Iterator[Callable[[str], ChatRagKV]]:
     assert model.config._attn_implementation == "sdpa"
 
 
-def test_two_chat_models_over_one_model(chats) -> None:
+def test_two_chat_models_over_one_model(chats):
     named = {name: chats(name) for name in "ab"}
     all_at_once({name: lambda p, c=chat: c.invoke(p).content for name, chat in named.items()})
 
 
-def test_the_ordinary_chat_model_beside_ours(chats) -> None:
+def test_the_ordinary_chat_model_beside_ours(chats):
     ours = chats()
     settings = {"max_new_tokens": 6, "do_sample": False, "return_full_text": False}
     made = pipeline("text-generation", ours.kv.loaded.model, tokenizer=tiny_tokenizer(), **settings)
@@ -163,9 +160,7 @@ def switched_at(model: PreTrainedModel, first: int, last: int) -> Iterator[None]
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize("family", ["llama", "gemma3", "mistral-window"])
 @pytest.mark.parametrize(("first", "last"), [(-1, 4), (-1, 2), (2, 4), (1, 3)])
-def test_an_ordinary_call_is_the_same_beside_a_pass(
-    family: str, attention: str, first: int, last: int
-) -> None:
+def test_an_ordinary_call_is_the_same_beside_a_pass(family, attention, first, last):
     model = tiny_model(family, attention)
     ids = torch.randint(2, 600, (2, 90))
     seen = torch.ones_like(ids)
@@ -197,7 +192,7 @@ def test_an_ordinary_call_is_the_same_beside_a_pass(
     assert model.config._attn_implementation == attention
 
 
-def test_where_the_right_mask_is_unknown_an_ordinary_call_is_refused() -> None:
+def test_where_the_right_mask_is_unknown_an_ordinary_call_is_refused():
     model = tiny_model()
     AttentionInterface.register("mine", AttentionInterface()["sdpa"])
     model.config._attn_implementation = "mine"
@@ -210,7 +205,7 @@ def test_where_the_right_mask_is_unknown_an_ordinary_call_is_refused() -> None:
         assert engine.generate(PROMPTS[0], max_new_tokens=2).report.tokens.reused > 100
 
 
-def test_seeded_answers_are_the_same_beside_others() -> None:
+def test_seeded_answers_are_the_same_beside_others():
     """torch's own generators are the process's: two models would draw from the same."""
     engines = [
         RagKV(tiny_model(seed=i), tiny_tokenizer(), store=":memory:", reuse=FIRST) for i in range(2)
@@ -235,7 +230,7 @@ def test_seeded_answers_are_the_same_beside_others() -> None:
         engine.close()
 
 
-def test_models_that_share_a_configuration_draw_their_own_answers() -> None:
+def test_models_that_share_a_configuration_draw_their_own_answers():
     first = tiny_model()
     second = type(first)(first.config).eval()
     engines = [RagKV(each, tiny_tokenizer(), store=":memory:") for each in (first, second)]

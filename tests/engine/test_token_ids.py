@@ -1,7 +1,5 @@
 """Prompts that are token ids: exactly these are computed, and chunks are found in them."""
 
-from __future__ import annotations
-
 import random
 
 import numpy as np
@@ -99,7 +97,7 @@ def test_a_chunk_in_other_tokens_is_recomputed_there(kv):
     assert (placed[at : at + len(split)] == 3).all() or split == usual[at : at + 1]
 
 
-def test_former_prompts_are_continued():
+def test_earlier_prompts_are_continued():
     with RagKV(model_of("metaspace"), tokenizer_of("metaspace"), store=":memory:") as kv:
         ids = [7, 300, 9, 301] * 20
         answer = kv.generate(TokenIds(ids), max_new_tokens=4)

@@ -1,7 +1,5 @@
 """A tokenizer with tokens that the model has no embedding for."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

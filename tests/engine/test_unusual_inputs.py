@@ -1,9 +1,6 @@
 """Tokenizers, models and calls that are right, and that few others have."""
 
-from __future__ import annotations
-
 import copy
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -25,7 +22,6 @@ from ragkv.model.calls import cache_argument
 from ragkv.model.fingerprint import fingerprint_of
 from ragkv.store import TieredStore
 
-Make = Callable[..., RagKV]
 CHUNKS = some_chunks(3)
 PROMPT = [{"role": "user", "content": "\n\n".join(CHUNKS) + "\n\nWhat does the text say?"}]
 
@@ -42,9 +38,7 @@ def far(kv: RagKV, found: Any) -> float:
 
 
 @pytest.mark.parametrize("family", ["granite", "qwen2"])
-def test_a_bos_that_the_tokenizer_does_not_add_is_no_sink(
-    monkeypatch: pytest.MonkeyPatch, family: str
-) -> None:
+def test_a_bos_that_the_tokenizer_does_not_add_is_no_sink(monkeypatch, family):
     monkeypatch.setitem(tiny.FAMILIES, "granite", (GraniteConfig, {}))
     tokenizer = copy.deepcopy(tiny_tokenizer())
     tokenizer.chat_template = None
@@ -56,13 +50,13 @@ def test_a_bos_that_the_tokenizer_does_not_add_is_no_sink(
     assert far(kv, found) < 1e-3
 
 
-def test_a_model_of_few_positions_passes_its_check(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_of_few_positions_passes_its_check(monkeypatch):
     few = (GraniteConfig, {"max_position_embeddings": 512})
     monkeypatch.setitem(tiny.FAMILIES, "granite", few)
     assert not served(tiny_model("granite"), tiny_tokenizer()).info.unsupported
 
 
-def test_a_slow_tokenizer_is_served_in_full() -> None:
+def test_a_slow_tokenizer_is_served_in_full():
     model = tiny_model()
     model.generation_config.suppress_tokens = list(range(200, 600))  # those are no bytes
     kv = served(model, ByT5Tokenizer(), on_unsupported="full")
@@ -74,7 +68,7 @@ def test_a_slow_tokenizer_is_served_in_full() -> None:
     assert answer.report.tokens.prompt == ids.shape[1]
 
 
-def test_an_encoder_and_a_decoder_are_served_in_full() -> None:
+def test_an_encoder_and_a_decoder_are_served_in_full():
     config = T5Config(
         vocab_size=600,
         d_model=32,
@@ -95,7 +89,7 @@ def test_an_encoder_and_a_decoder_are_served_in_full() -> None:
     assert len(expected) > 4
 
 
-def test_a_rope_that_grows_has_no_last_position(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rope_that_grows_has_no_last_position(monkeypatch):
     rope = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}
     config = {"max_position_embeddings": 64, "rope_parameters": rope}
     monkeypatch.setitem(tiny.FAMILIES, "grows", (LlamaConfig, config))
@@ -105,9 +99,7 @@ def test_a_rope_that_grows_has_no_last_position(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize("method", ["query", "full"])
 @pytest.mark.parametrize("steps", [2, 30])
-def test_a_prompt_can_be_continued_in_any_mode(
-    make_engine: Make, monkeypatch: pytest.MonkeyPatch, method: str, steps: int
-) -> None:
+def test_a_prompt_can_be_continued_in_any_mode(make_engine, monkeypatch, method, steps):
     """With gradients on, and outside the inference mode that it was prefilled in."""
     monkeypatch.setattr("ragkv.splice.buffer._MOST_SPARE_ROWS", 20)  # the buffer grows
     engine = make_engine()
@@ -129,7 +121,7 @@ def test_a_prompt_can_be_continued_in_any_mode(
         torch.testing.assert_close(other, outcomes[0], atol=1e-4, rtol=1e-4)
 
 
-def test_a_rotary_table_that_changes_is_another_model(make_engine: Make) -> None:
+def test_a_rotary_table_that_changes_is_another_model(make_engine):
     engine = make_engine()
     plain = engine.info.fingerprint
     engine.precompute(CHUNKS)
@@ -153,7 +145,7 @@ def test_a_rotary_table_that_changes_is_another_model(make_engine: Make) -> None
 
 
 @pytest.mark.parametrize("family", tiny.FAMILIES)
-def test_tables_are_those_of_the_configuration(family: str) -> None:
+def test_tables_are_those_of_the_configuration(family):
     """No family's fingerprint has numbers that may differ in the last bit from device to device."""
     model = tiny_model(family)
     before = fingerprint_of(model, tiny_tokenizer()).attention
@@ -163,9 +155,7 @@ def test_tables_are_those_of_the_configuration(family: str) -> None:
     assert fingerprint_of(model, tiny_tokenizer()).attention == before
 
 
-def test_a_profile_is_compared_with_the_model_as_it_is(
-    make_engine: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_profile_is_compared_with_the_model_as_it_is(make_engine, monkeypatch):
     engine = make_engine()
     of_before = ReuseConfig(calibrated_for=engine.info.fingerprint)
     with torch.no_grad():
@@ -184,7 +174,7 @@ def test_a_profile_is_compared_with_the_model_as_it_is(
     served(engine.loaded, reuse=ReuseConfig(calibrated_for=engine.info.fingerprint))
 
 
-def test_a_template_may_name_the_dates_format() -> None:
+def test_a_template_may_name_the_dates_format():
     tokenizer = copy.deepcopy(tiny_tokenizer())
     today = "Today {{ strftime_now(format='%d %b %Y') }}\n{% for m"
     tokenizer.chat_template = tiny.CHAT_TEMPLATE.replace("{% for m", today, 1)
@@ -193,13 +183,13 @@ def test_a_template_may_name_the_dates_format() -> None:
     assert kv.prefill(PROMPT).report.tokens.reused
 
 
-def test_pieces_are_the_text_behind_many_special_tokens() -> None:
+def test_pieces_are_the_text_behind_many_special_tokens():
     tokenizer = tiny_tokenizer()
     end = tokenizer.convert_tokens_to_ids("<|im_end|>")
     words = tokenizer(" the if statement" * 40)["input_ids"][:60]
     ids = [*words, *[end] * 12, *tokenizer(" if the if")["input_ids"]]
 
-    class Shortening(type(tokenizer)):  # type: ignore[misc]
+    class Shortening(type(tokenizer)):
         """Writes no space before its first word, as SentencePiece's decoders do."""
 
         def decode(self, *given: Any, **more: Any) -> str:
@@ -209,8 +199,3 @@ def test_pieces_are_the_text_behind_many_special_tokens() -> None:
     shortening.add_special_tokens({"additional_special_tokens": ["<|im_end|>"]})
     pieces = TextPieces(shortening, ())
     assert "".join(map(pieces.feed, ids)) + pieces.finish() == pieces.text()
-
-
-def test_a_stop_text_that_nobody_can_write_is_refused(make_engine: Make) -> None:
-    with pytest.raises(ConfigError, match="stop must be"):
-        make_engine().generate("Words", stop="\ud800")

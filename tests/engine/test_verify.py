@@ -1,9 +1,5 @@
 """`ragkv check`: the invariants on a loaded model, and that a broken one is found out."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-
 import pytest
 import torch
 from tiny import SIZE, some_chunks, tiny_tokenizer
@@ -14,23 +10,19 @@ from ragkv.engine.check.verify import check_model
 from ragkv.errors import UnsupportedModelError
 from ragkv.model.rotary import RopeKind, RotaryTables, Table
 
-Make = Callable[..., RagKV]
-
 
 def failing(engine: RagKV) -> set[str]:
     return {row.name for row in check_model(engine.loaded) if not row.holds}
 
 
 @pytest.mark.parametrize("family", ["llama-yarn", "gemma3", "phi3"])
-def test_supported_models_pass(make_engine: Make, family: str) -> None:
+def test_supported_models_pass(make_engine, family):
     engine = make_engine(family)
     assert failing(engine) == set()
     assert len(check_model(engine.loaded)) == 6
 
 
-def test_a_wrong_rotary_table_is_found_out(
-    make_engine: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_wrong_rotary_table_is_found_out(make_engine, monkeypatch):
     engine = make_engine()
     right = RotaryTables.at
 
@@ -41,7 +33,7 @@ def test_a_wrong_rotary_table_is_found_out(
     assert "keys can be moved" in failing(engine)
 
 
-def test_an_unsupported_model_gets_its_reason() -> None:
+def test_an_unsupported_model_gets_its_reason():
     config = OPTConfig(
         vocab_size=600, hidden_size=32, num_hidden_layers=1, ffn_dim=32,
         num_attention_heads=2, word_embed_proj_dim=32, max_position_embeddings=128,
@@ -60,7 +52,7 @@ def family(kind: str) -> torch.nn.Module:
     return AutoModelForCausalLM.from_config(config).eval()
 
 
-def test_an_unknown_family_that_shares_the_mechanisms_simply_works() -> None:
+def test_an_unknown_family_that_shares_the_mechanisms_simply_works():
     chunks = some_chunks(3)
     with RagKV(family("olmo2"), tiny_tokenizer(), store=":memory:") as engine:
         engine.precompute(chunks)
@@ -68,11 +60,9 @@ def test_an_unknown_family_that_shares_the_mechanisms_simply_works() -> None:
         assert out.report.tokens.reused > 100
 
 
-def test_an_unknown_family_that_rotates_otherwise_is_refused(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_unknown_family_that_rotates_otherwise_is_refused(monkeypatch):
     """Cohere turns neighbouring channels: were that not known, its keys would be moved wrongly."""
-    monkeypatch.setattr("ragkv.model.rope_probe.TURNS", ("halves", "still"))
+    monkeypatch.setattr("ragkv.model.architecture.TURNS", ("halves", "still"))
     with pytest.raises(UnsupportedModelError, match="keys can be moved"):
         RagKV(family("cohere"), tiny_tokenizer(), store=":memory:")
     with RagKV(

@@ -1,20 +1,16 @@
 """Contextual versions of chunks: who leaves them, who takes them, and the store."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import secrets
 from collections.abc import Iterable, Iterator
-from pathlib import Path
-from typing import Any
 
 import healed_runs as runs
 import numpy as np
 import pytest
 import torch
-from former_prompts import is_former_behind
-from healed_runs import A, B, C, D, Make
+from earlier_prompts import is_earlier_behind
+from healed_runs import A, B, C, D
 from store_entries import without_syncs  # noqa: F401
 from store_servers import redis_server, s3_server  # noqa: F401
 from tiny import FAMILIES, ask, tiny_model
@@ -35,9 +31,7 @@ pytestmark = runs.pytestmark
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral-window", "gemma2", "gpt-oss"])
-def test_rows_are_a_prefills_and_figures_those_of_plain_loops(
-    make_engine: Make, family: str
-) -> None:
+def test_rows_are_a_prefills_and_figures_those_of_plain_loops(make_engine, family):
     engine = runs.healed(runs.ingested(make_engine(family)), [A, B, C])
     run = max(runs.healing(engine)._runs.values(), key=lambda run: len(run.ids))
     ids, cache, model = torch.from_numpy(run.ids)[None].long(), DynamicCache(), tiny_model(family)
@@ -71,9 +65,7 @@ def test_rows_are_a_prefills_and_figures_those_of_plain_loops(
 
 
 @pytest.mark.parametrize("method", ["query", "cachecraft"])
-def test_versions_serve_other_paths_and_are_nearer_to_the_full_prefill(
-    make_engine: Make, method: str
-) -> None:
+def test_versions_serve_other_paths_and_are_nearer_to_the_full_prefill(make_engine, method):
     engine = runs.healed(runs.ingested(make_engine()), [A, B, C])
     for ratio in (0.0, 0.15):
         given = {"method": method, "recompute_ratio": ratio}
@@ -85,9 +77,7 @@ def test_versions_serve_other_paths_and_are_nearer_to_the_full_prefill(
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_ratio_1_is_a_full_prefill_whatever_version_is_placed(
-    make_engine: Make, family: str
-) -> None:
+def test_ratio_1_is_a_full_prefill_whatever_version_is_placed(make_engine, family):
     engine = runs.healed(runs.ingested(make_engine(family)), [A, B, C, D], [B, A, D])
     for chunks in ([A, B, D, C], [D, A, B], [C, A, B]):
         out = runs.once_more(engine, chunks, recompute_ratio=1.0)
@@ -96,9 +86,7 @@ def test_ratio_1_is_a_full_prefill_whatever_version_is_placed(
 
 
 @pytest.mark.parametrize("alpha", [0.4, 1.0, 1.7])
-def test_cachecraft_recomputes_what_the_overhead_says(
-    make_engine: Make, monkeypatch: pytest.MonkeyPatch, alpha: float
-) -> None:
+def test_cachecraft_recomputes_what_the_overhead_says(make_engine, monkeypatch, alpha):
     """Of D's prefix A B C, the prompt has all, one pair of three the other way round."""
     engine = runs.healed(runs.ingested(make_engine()), [A, B, C, D], [A, C, B])
     version = runs.versions(engine)[-1]
@@ -142,9 +130,7 @@ def said(text: str) -> list[dict[str, str]]:
     ids=itertools.count(),
 )
 @pytest.mark.parametrize("learned", [False, True])
-def test_what_a_user_says_is_in_no_other_answer(
-    make_engine: Make, poisoned: Any, learned: bool
-) -> None:
+def test_what_a_user_says_is_in_no_other_answer(make_engine, poisoned, learned):
     """Bit by bit, as if it had not been said: also where it was learned as a chunk."""
     asked, untouched = (runs.ingested(make_engine(), [A, B, C]) for _ in range(2))
     if learned:
@@ -161,7 +147,7 @@ def test_what_a_user_says_is_in_no_other_answer(
     assert runs.contexts(asked) == {(A, B), (A, B, C)}
 
 
-def test_only_what_an_operator_ingested_becomes_a_version(make_engine: Make) -> None:
+def test_only_what_an_operator_ingested_becomes_a_version(make_engine):
     engine = runs.ingested(make_engine(), [A, C])
     engine.prefetch([B])
     runs.healed(engine, [A, B, C], [C, B])
@@ -173,7 +159,7 @@ def test_only_what_an_operator_ingested_becomes_a_version(make_engine: Make) -> 
     assert runs.contexts(engine) == {(B, A), (B, A, C)}
 
 
-def test_chunks_of_documents_are_the_operators(on_disk: Make) -> None:
+def test_chunks_of_documents_are_the_operators(on_disk):
     """Also those that another process ingested."""
     with on_disk() as ingesting:
         ingesting.precompute([A, B], document="handbook")
@@ -181,7 +167,7 @@ def test_chunks_of_documents_are_the_operators(on_disk: Make) -> None:
     assert runs.contexts(runs.healed(on_disk(), [A, B, C])) == {(A, B)}
 
 
-def test_versions_stay_in_their_namespace(on_disk: Make) -> None:
+def test_versions_stay_in_their_namespace(on_disk):
     one, other = (runs.ingested(on_disk(namespace=name)) for name in ("one", "other"))
     runs.healed(one, [A, B, C])
     for chunks in ([A, B, C], [D, A, B]):
@@ -193,23 +179,19 @@ def test_versions_stay_in_their_namespace(on_disk: Make) -> None:
 
 @pytest.mark.parametrize("gone", [A, B])
 @pytest.mark.parametrize("by_other", [False, True], ids=["here", "by another process"])
-def test_what_is_deleted_is_in_no_version_and_no_row(
-    on_disk: Make, gone: str, by_other: bool
-) -> None:
+def test_what_is_deleted_is_in_no_version_and_no_row(on_disk, gone, by_other):
     engine, other = runs.healed(runs.ingested(on_disk()), [A, B, C]), on_disk()
     assert len(runs.stored(engine)) == 2
     (other if by_other else engine).forget(gone)
     for chunks in ([A, B, C], [D, A, B, C]):
         out = runs.once_more(engine, chunks)
         assert "version" not in runs.sources(out)
-        assert not is_former_behind(out, gone)
+        assert not is_earlier_behind(out, gone)
         assert gone not in [use.text for use in out.report.chunks]
     assert runs.versions(engine) == runs.stored(engine) == []
 
 
-def test_versions_behind_an_expired_chunk_are_not_used(
-    on_disk: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_versions_behind_an_expired_chunk_are_not_used(on_disk, monkeypatch):
     engine = on_disk()
     engine.precompute([A], expires_in=1000, document="news")
     engine.precompute([B, C], document="handbook")
@@ -226,7 +208,7 @@ def test_versions_behind_an_expired_chunk_are_not_used(
         ]
 
 
-def test_changed_weights_leave_what_was_healed_behind(make_engine: Make) -> None:
+def test_changed_weights_leave_what_was_healed_behind(make_engine):
     engine = runs.healed(runs.ingested(make_engine()), [A, B])
     with torch.no_grad():
         next(iter(engine.loaded.model.parameters())).mul_(1.01)
@@ -237,7 +219,7 @@ def test_changed_weights_leave_what_was_healed_behind(make_engine: Make) -> None
     assert runs.sources(runs.once_more(engine, [C, A, B])) == ["entry", "entry", "version"]
 
 
-def test_all_of_it_goes_with_the_engine(make_engine: Make) -> None:
+def test_all_of_it_goes_with_the_engine(make_engine):
     engine = runs.healed(runs.ingested(make_engine()), [A, B])
     engine.close()
     assert runs.versions(engine) == list(runs.healing(engine)._runs) == []
@@ -249,9 +231,7 @@ def test_all_of_it_goes_with_the_engine(make_engine: Make) -> None:
 
 @pytest.mark.parametrize("read_only", [False, True])
 @pytest.mark.parametrize("codec", ["raw", "int8"])
-def test_a_new_engine_answers_a_hot_run_as_the_one_before(
-    on_disk: Make, tmp_path: Path, codec: str, read_only: bool
-) -> None:
+def test_a_new_engine_answers_a_hot_run_as_the_one_before(on_disk, tmp_path, codec, read_only):
     """Rows that a codec changed are no exact ones, but versions."""
     store = StoreConfig(tmp_path / "store", codec=codec)
     with on_disk(store=store) as engine:
@@ -274,7 +254,7 @@ def test_a_new_engine_answers_a_hot_run_as_the_one_before(
 
 
 @pytest.mark.parametrize("family", ["llama", "llama-yarn", "phi3"])
-def test_rows_outlast_a_restart_bit_by_bit(on_disk: Make, family: str) -> None:
+def test_rows_outlast_a_restart_bit_by_bit(on_disk, family):
     """Those of the hot run, and those of the versions that other prompts take of it."""
     before = runs.healed(runs.ingested(on_disk(family=family)), [A, B, C])
     places = [(each.place.ids, each.first) for each in runs.versions(before) if each.place]
@@ -292,7 +272,7 @@ def test_rows_outlast_a_restart_bit_by_bit(on_disk: Make, family: str) -> None:
     assert all(map(torch.equal, *rows))
 
 
-def test_a_new_engine_that_prefetches_a_run_computes_its_first_chunk_alone(on_disk: Make) -> None:
+def test_a_new_engine_that_prefetches_a_run_computes_its_first_chunk_alone(on_disk):
     with on_disk() as engine:
         runs.healed(runs.ingested(engine), [A, B, C])
     restarted = on_disk()
@@ -307,12 +287,8 @@ def test_a_new_engine_that_prefetches_a_run_computes_its_first_chunk_alone(on_di
 
 @pytest.mark.parametrize("place", ["folder", "redis", "s3"])
 def test_each_value_that_is_written_is_read_by_another_engine(
-    make_engine: Make,
-    tmp_path: Path,
-    request: pytest.FixtureRequest,
-    monkeypatch: pytest.MonkeyPatch,
-    place: str,
-) -> None:
+    make_engine, tmp_path, request, monkeypatch, place
+):
     server = place if place == "folder" else request.getfixturevalue(f"{place}_server")
     where = tmp_path if server == place else getattr(server, "url", server)
     given = {"store": StoreConfig(where, memory_bytes=0), "namespace": secrets.token_hex(8)}
@@ -338,9 +314,7 @@ def test_each_value_that_is_written_is_read_by_another_engine(
 
 
 @pytest.mark.parametrize("where", ["read only", "full"])
-def test_where_nothing_can_be_written_it_is_kept_in_memory(
-    on_disk: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
-) -> None:
+def test_where_nothing_can_be_written_it_is_kept_in_memory(on_disk, tmp_path, monkeypatch, where):
     monkeypatch.setattr(StoredVersions, "put", runs.store_full if where == "full" else runs.fail)
     on_disk().precompute(runs.CHUNKS, document="handbook")
     store = StoreConfig(tmp_path / "store", read_only=where == "read only")
@@ -349,7 +323,7 @@ def test_where_nothing_can_be_written_it_is_kept_in_memory(
     assert runs.sources(runs.once_more(engine, [D, A, B])) == ["entry", "entry", "version"]
 
 
-def test_damaged_rows_are_refused(on_disk: Make) -> None:
+def test_damaged_rows_are_refused(on_disk):
     with runs.healed(runs.ingested(on_disk()), [A, B, C]) as engine:
         backend = engine._store.backend
         for key in runs.stored(engine):

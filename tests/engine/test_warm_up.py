@@ -1,7 +1,5 @@
 """What the first answer of a process would wait for is done beforehand."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +14,6 @@ from ragkv.chunk import sinks
 from ragkv.model import linear
 from ragkv.model.implementation import override_implementation
 
-Make = Callable[..., RagKV]
 CHUNKS = some_chunks(3)
 PROMPT = [{"role": "user", "content": "\n\n".join(CHUNKS) + "\n\nWhat now?"}]
 
@@ -51,7 +48,7 @@ WARM: dict[str, Callable[[RagKV], object]] = {
 
 
 @pytest.mark.parametrize("by", WARM)
-def test_the_first_answer_prepares_nothing(make_engine: Make, done: list[str], by: str) -> None:
+def test_the_first_answer_prepares_nothing(make_engine, done, by):
     kv = make_engine()
     with override_implementation("onednn"):
         WARM[by](kv)
@@ -62,7 +59,7 @@ def test_the_first_answer_prepares_nothing(make_engine: Make, done: list[str], b
     assert not done
 
 
-def test_it_takes_no_names_and_keeps_nothing(make_engine: Make) -> None:
+def test_it_takes_no_names_and_keeps_nothing(make_engine):
     kv = make_engine(reuse=ReuseConfig())
     kv.prefetch(CHUNKS)
     kv.warm_up()
@@ -72,13 +69,13 @@ def test_it_takes_no_names_and_keeps_nothing(make_engine: Make) -> None:
     assert [miss.reason for miss in report.misses] == ["absent"] * 3
 
 
-def test_an_auxiliary_model_is_loaded(make_engine: Make, auxiliary: str) -> None:
+def test_an_auxiliary_model_is_loaded(make_engine, auxiliary):
     kv = make_engine()
     kv.warm_up(method="cacheclip", auxiliary_model=auxiliary)
     assert auxiliary in kv._reuse.auxiliaries._corpora
 
 
-def test_a_model_that_is_served_by_full_prefill(make_engine: Make) -> None:
+def test_a_model_that_is_served_by_full_prefill(make_engine):
     kv = make_engine("gpt-oss", on_unsupported="full")
     kv.warm_up()
     assert kv.generate(PROMPT, max_new_tokens=2).token_ids

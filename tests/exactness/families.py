@@ -5,8 +5,6 @@ chunk behind the sink, and drawn tokens are what the model itself gives. docs/mo
 outcome.
 """
 
-from __future__ import annotations
-
 import logging
 import sys
 import warnings

@@ -1,27 +1,19 @@
 """What every method must keep, a new one in ``ragkv/select/rules/`` included."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-
 import numpy as np
 import pytest
 import torch
 from exact import reference
 from tiny import ask, some_chunks
 
-from ragkv import RagKV
 from ragkv.select import get_method, method_names
 
-Make = Callable[..., RagKV]
 CHUNKS = some_chunks(3)
 PROMPT = ask(CHUNKS)
 
 
 @pytest.mark.parametrize("name", method_names())
-def test_ratio_one_is_full_prefill_and_the_account_adds_up(
-    make_engine: Make, auxiliary: str, name: str
-) -> None:
+def test_ratio_one_is_full_prefill_and_the_account_adds_up(make_engine, auxiliary, name):
     engine = make_engine()
     settings = {"method": name, "auxiliary_model": auxiliary}
     engine.precompute(CHUNKS, **settings)
@@ -48,7 +40,7 @@ def test_ratio_one_is_full_prefill_and_the_account_adds_up(
 
 
 @pytest.mark.parametrize("name", method_names())
-def test_a_prompt_may_end_with_its_chunk(make_engine: Make, auxiliary: str, name: str) -> None:
+def test_a_prompt_may_end_with_its_chunk(make_engine, auxiliary, name):
     """What asks is the last token alone, then."""
     engine = make_engine()
     settings = {"method": name, "auxiliary_model": auxiliary}

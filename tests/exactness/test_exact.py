@@ -4,8 +4,6 @@ The reference is transformers' own forward pass over the same token ids, on tiny
 models of every supported family.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -22,7 +20,6 @@ from transformers import PreTrainedTokenizerFast
 from ragkv import RagKV
 from ragkv.model.calls import cache_argument
 
-Make = Callable[..., RagKV]
 TOLERANCE = 5e-5
 
 
@@ -32,16 +29,12 @@ def distance(a: torch.Tensor, b: torch.Tensor) -> float:
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_ratio_one_and_one_chunk_behind_the_sink(
-    make_engine: Make, family: str, attention: str
-) -> None:
+def test_ratio_one_and_one_chunk_behind_the_sink(make_engine, family, attention):
     assert_exact(make_engine(family, attention))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_unknown_chunks_and_prefixes_are_exact_and_plain_reuse_is_not(
-    make_engine: Make, family: str
-) -> None:
+def test_unknown_chunks_and_prefixes_are_exact_and_plain_reuse_is_not(make_engine, family):
     """Without the last the test above could pass by never reusing anything."""
     engine, chunks = make_engine(family), some_chunks(3)
     out = engine.prefill(ask(chunks))
@@ -58,7 +51,7 @@ def test_unknown_chunks_and_prefixes_are_exact_and_plain_reuse_is_not(
 
 
 @pytest.mark.parametrize("method", ["query", "epic", "reuse"])
-def test_generation_at_ratio_one_is_transformers_own(make_engine: Make, method: str) -> None:
+def test_generation_at_ratio_one_is_transformers_own(make_engine, method):
     engine = make_engine()
     chunks = some_chunks(3)
     engine.precompute(chunks, method=method)
@@ -71,9 +64,7 @@ def test_generation_at_ratio_one_is_transformers_own(make_engine: Make, method: 
 
 @pytest.mark.parametrize("ratio", [0.0, 0.3])
 @pytest.mark.parametrize("family", ["llama", "mistral-window", "gemma3", "phi3"])
-def test_generation_begins_with_the_logits_of_prefill(
-    make_engine: Make, family: str, ratio: float
-) -> None:
+def test_generation_begins_with_the_logits_of_prefill(make_engine, family, ratio):
     """generate() repairs inside its first step, prefill() in a pass of its own."""
     engine = make_engine(family)
     chunks = some_chunks(3)
@@ -96,7 +87,7 @@ def test_generation_begins_with_the_logits_of_prefill(
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral-window", "gemma3", "phi3"])
-def test_decoding_continues_the_repaired_cache(make_engine: Make, family: str) -> None:
+def test_decoding_continues_the_repaired_cache(make_engine, family):
     """The cache that prefill returns gives the same next logits as a longer full prefill."""
     engine = make_engine(family)
     chunks = some_chunks(3)
@@ -119,9 +110,7 @@ def test_decoding_continues_the_repaired_cache(make_engine: Make, family: str) -
         "tabs\tand\r\nwindows\r\nlines",
     ],
 )
-def test_token_ids_are_the_ordinary_ones_and_decode_to_the_prompt(
-    make_engine: Make, text: str
-) -> None:
+def test_token_ids_are_the_ordinary_ones_and_decode_to_the_prompt(make_engine, text):
     engine = make_engine()
     chunks = [f"{chunk} {text} {chunk[::-1]}" for chunk in some_chunks(2)]
     engine.precompute(chunks)
@@ -132,7 +121,7 @@ def test_token_ids_are_the_ordinary_ones_and_decode_to_the_prompt(
     assert out.report.tokens.reused > 50
 
 
-def test_recomputing_more_comes_closer(make_engine: Make) -> None:
+def test_recomputing_more_comes_closer(make_engine):
     engine = make_engine()
     chunks = some_chunks(4)
     engine.precompute(chunks)
@@ -145,7 +134,7 @@ def test_recomputing_more_comes_closer(make_engine: Make) -> None:
 
 
 @pytest.mark.parametrize("ratio", [0.0, 0.2, 1.0])
-def test_a_chunk_that_ends_the_prompt(make_engine: Make, ratio: float) -> None:
+def test_a_chunk_that_ends_the_prompt(make_engine, ratio):
     """The last prompt token is computed in any case: it gives the first logits."""
     engine = make_engine()
     chunks = some_chunks(2)
@@ -158,7 +147,7 @@ def test_a_chunk_that_ends_the_prompt(make_engine: Make, ratio: float) -> None:
     assert len(engine.generate(prompt, max_new_tokens=3, recompute_ratio=ratio).token_ids) == 3
 
 
-def test_repeated_and_truncated_chunks(make_engine: Make) -> None:
+def test_repeated_and_truncated_chunks(make_engine):
     engine = make_engine()
     first, second = some_chunks(2)
     engine.precompute([first, second])
@@ -171,7 +160,7 @@ def test_repeated_and_truncated_chunks(make_engine: Make) -> None:
     assert distance(out.logits, reference(engine, out.token_ids)) < TOLERANCE
 
 
-def test_bfloat16_stays_close() -> None:
+def test_bfloat16_stays_close():
     model = tiny_model().to(torch.bfloat16)
     with RagKV(model, tiny_tokenizer(), store=":memory:") as engine:
         chunks = some_chunks(3)
@@ -212,7 +201,7 @@ TOKENIZERS: dict[str, Callable[[], PreTrainedTokenizerFast]] = {
 
 
 @pytest.mark.parametrize("kind", TOKENIZERS)
-def test_no_token_is_lost_at_a_documents_seam(kind: str) -> None:
+def test_no_token_is_lost_at_a_documents_seam(kind):
     """Whatever stands between two chunks, and in every kind of tokenizer."""
     tokenizer, chunks = TOKENIZERS[kind](), some_chunks(len(JOINTS) + 1, 14)
     text = chunks[0] + "".join(map("".join, zip(JOINTS, chunks[1:], strict=True))) + "\n\nWhat?"

@@ -1,7 +1,6 @@
 """Each reason why a chunk is not reused, as a caller of the core brings it about."""
 
-from __future__ import annotations
-
+import copy
 import html
 import json
 import logging
@@ -14,6 +13,7 @@ from itertools import pairwise
 
 import pytest
 from tiny import ask, some_chunks, tiny_model, tiny_tokenizer
+from tokenizers import normalizers
 
 from ragkv import RagKV, ReuseConfig, StoreConfig
 from ragkv.errors import StoreFullError
@@ -175,12 +175,16 @@ def test_chunks_that_are_not_stored(make_engine, on_miss):
         ({"codec": "int8"}, "another codec"),
         ({"dtype": "bfloat16"}, "another dtype"),
         ({"seed": 1}, "other weights"),
+        ({"normalizer": normalizers.NFC()}, "another tokenizer"),
     ],
 )
 def test_chunks_of_another_fingerprint(make_engine, tmp_path, settings, detail):
+    tokenizer = copy.deepcopy(tiny_tokenizer())
+    if "normalizer" in settings:
+        tokenizer.backend_tokenizer.normalizer = settings["normalizer"]
     with RagKV(
         tiny_model(seed=settings.get("seed", 0), layers=2),
-        tiny_tokenizer(),
+        tokenizer,
         store=StoreConfig(tmp_path, codec=settings.get("codec", "raw")),
         dtype=settings.get("dtype"),
     ) as other:
@@ -188,6 +192,7 @@ def test_chunks_of_another_fingerprint(make_engine, tmp_path, settings, detail):
     report = answer(make_engine(store=tmp_path), PLAIN[:2], ask(PLAIN[:2]))
     assert [(miss.reason, miss.detail) for miss in report.misses] == [("fingerprint", detail)] * 2
     assert detail in report.warnings[0]
+    assert report.tokens.reused == 0
     assert all(miss.stored_next for miss in report.misses)
 
 

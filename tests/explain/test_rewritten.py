@@ -1,7 +1,5 @@
 """How a chunk's text stands in a prompt is told from both alone."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,9 +1,6 @@
 """The fault campaign, in short: each fault once, and a moment of threads and processes."""
 
-from __future__ import annotations
-
 import random
-from pathlib import Path
 
 import pytest
 import torch
@@ -35,7 +32,7 @@ def test_each_fault_once():
 
 
 @pytest.mark.parametrize("harm", [replicas.cut_off, replicas.slow, replicas.restarted])
-def test_a_timeout_before_the_harm_is_no_wrong_answer(harm, tmp_path: Path, monkeypatch):
+def test_a_timeout_before_the_harm_is_no_wrong_answer(harm, tmp_path, monkeypatch):
     """A busy machine can answer a store's first calls later than the far replica waits."""
     timeouts, own = iter([1, 1]), replicas.engine
 
@@ -52,7 +49,7 @@ def test_a_timeout_before_the_harm_is_no_wrong_answer(harm, tmp_path: Path, monk
     assert not case.outcome.wrong + case.outcome.lost
 
 
-def test_threads_and_processes(tmp_path: Path):
+def test_threads_and_processes(tmp_path):
     found = run_stress(2.0, tmp_path)
     assert not found.wrong
     assert found.counts["answers"]

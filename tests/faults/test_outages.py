@@ -1,10 +1,8 @@
 """A store that does not answer holds up one call, and not each; what it had is there again."""
 
-from __future__ import annotations
-
 import secrets
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import timedelta
 
 import pytest
@@ -12,7 +10,7 @@ from link import Link
 from store_servers import redis_server, s3_server  # noqa: F401
 from tiny import some_chunks
 
-from ragkv import RagKV, StoreConfig
+from ragkv import StoreConfig
 from ragkv.errors import StoreError
 from ragkv.store.backends import backend, redis, s3
 from ragkv.store.backends.backend import Outage
@@ -21,7 +19,7 @@ PATIENCE_S = 0.5
 CHUNKS = some_chunks(8, words=20)
 
 
-def test_a_wait_in_vain_spares_others_as_long_a_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wait_in_vain_spares_others_as_long_a_wait(monkeypatch):
     now = 100.0
     monkeypatch.setattr(backend.time, "monotonic", lambda: now)
     outage = Outage()
@@ -62,9 +60,7 @@ def link(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
 
 
 @pytest.mark.parametrize("harm", ["hold", "cut"])
-def test_answers_go_on_while_the_store_is_out_of_reach(
-    make_engine: Callable[..., RagKV], link: Link, harm: str
-) -> None:
+def test_answers_go_on_while_the_store_is_out_of_reach(make_engine, link, harm):
     place = StoreConfig(link.url, memory_bytes=0, history_bytes=0)
     kv = make_engine(store=place, namespace=secrets.token_hex(4), layers=2)
     prompt = "\n\n".join([*CHUNKS, "What is assigned?"])

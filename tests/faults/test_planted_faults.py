@@ -1,7 +1,5 @@
 """Planted faults: whatever happens to a store, an answer is right or a miss."""
 
-from __future__ import annotations
-
 import errno
 import io
 import json
@@ -12,7 +10,7 @@ import re
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, closing, contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +63,7 @@ def assert_heals(store: ChunkStore, text: str) -> None:
     assert len(files_of(store)) == len(list(store.texts()))
 
 
-def test_flipped_bytes(store: ChunkStore) -> None:
+def test_flipped_bytes(store):
     store.put(make_entry("a"), FINGERPRINT)
     for position in range(0, file_of(store, "a").stat().st_size, 37):
         flip(file_of(store, "a"), position)
@@ -75,7 +73,7 @@ def test_flipped_bytes(store: ChunkStore) -> None:
         assert_heals(store, "a")
 
 
-def test_cut_and_lengthened_files(store: ChunkStore) -> None:
+def test_cut_and_lengthened_files(store):
     store.put(make_entry("a"), FINGERPRINT)
     size = file_of(store, "a").stat().st_size
     for length in [0, 1, 7, 8, 9, *range(10, size, 61), size - 1, size + 1, size + 5000]:
@@ -96,7 +94,7 @@ FOREIGN: dict[str, Callable[[Path, bytes, bytes], object]] = {
 
 
 @pytest.mark.parametrize("reason", FOREIGN)
-def test_foreign_files_under_a_key(store: ChunkStore, reason: str) -> None:
+def test_foreign_files_under_a_key(store, reason):
     data = []
     for text, fingerprint in (("a", OTHER), ("b", FINGERPRINT)):
         store.put(make_entry(text), fingerprint)
@@ -108,7 +106,7 @@ def test_foreign_files_under_a_key(store: ChunkStore, reason: str) -> None:
     assert_heals(store, "a")
 
 
-def test_one_bad_entry_leaves_the_texts_others(store: ChunkStore) -> None:
+def test_one_bad_entry_leaves_the_texts_others(store):
     store.put(make_entry("a"), FINGERPRINT)
     bad = file_of(store, "a")
     store.put(make_entry("a"), OTHER)
@@ -119,9 +117,7 @@ def test_one_bad_entry_leaves_the_texts_others(store: ChunkStore) -> None:
     assert store.changes(0)[1] == ["a"]
 
 
-def test_a_bad_file_that_was_replaced_meanwhile_is_spared(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_bad_file_that_was_replaced_meanwhile_is_spared(tmp_path, monkeypatch):
     reader, writer = DiskStore(tmp_path), DiskStore(tmp_path)
     writer.put(make_entry("a"), FINGERPRINT)
     flip(file_of(writer, "a"), -1)
@@ -136,9 +132,7 @@ def test_a_bad_file_that_was_replaced_meanwhile_is_spared(
     assert same(reader.get("a", FINGERPRINT).entry, make_entry("a"))
 
 
-def test_a_file_that_cannot_be_opened_now_is_kept(
-    store: ChunkStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_cannot_be_opened_now_is_kept(store, monkeypatch):
     store.put(make_entry("a"), FINGERPRINT)
 
     def fail(*_: object, **__: object) -> None:
@@ -185,7 +179,7 @@ ROWS = ["!bytes", "store", "text/%", "kv/%", "log/%", "held/%", "document/%"]
 
 @pytest.mark.parametrize("row", ROWS)
 @pytest.mark.parametrize("kind", ["value", "key", "json", "text", "number", "ours", "away"])
-def test_planted_rows_are_not_believed(tmp_path: Path, row: str, kind: str) -> None:
+def test_planted_rows_are_not_believed(tmp_path, row, kind):
     mark, victim = tmp_path / "mark", tmp_path / "victim"
     victim.touch()
     bomb = pickle.dumps(Bomb(mark))
@@ -218,13 +212,13 @@ def test_planted_rows_are_not_believed(tmp_path: Path, row: str, kind: str) -> N
     assert victim.exists()
 
 
-def test_the_bomb_goes_off_where_pickles_are_read(tmp_path: Path) -> None:
+def test_the_bomb_goes_off_where_pickles_are_read(tmp_path):
     """The tests above would see it."""
     assert pickle.loads(pickle.dumps(Bomb(tmp_path / "mark"))) is None
     assert (tmp_path / "mark").exists()
 
 
-def test_pickled_files_under_a_key(store: ChunkStore, tmp_path: Path) -> None:
+def test_pickled_files_under_a_key(store, tmp_path):
     store.put(make_entry("a"), FINGERPRINT)
     mark = tmp_path / "mark"
     for planted in (pickle.dumps(Bomb(mark)), _saved_by_torch({"kv": Bomb(mark)})):
@@ -255,7 +249,7 @@ def half_then_full(file: int, views: Sequence[memoryview]) -> int:
 
 def database_full(*_: object) -> None:
     error = sqlite3.OperationalError("database or disk is full")
-    error.sqlite_errorcode = sqlite3.SQLITE_FULL  # type: ignore[misc]
+    error.sqlite_errorcode = sqlite3.SQLITE_FULL
     raise error
 
 
@@ -274,14 +268,7 @@ def database_full(*_: object) -> None:
         ("pathlib.Path.replace", KeyboardInterrupt, KeyboardInterrupt),
     ],
 )
-def test_a_failed_write_leaves_nothing(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    target: str,
-    fault: Callable[..., object],
-    error: type[BaseException],
-    before: bool,
-) -> None:
+def test_a_failed_write_leaves_nothing(tmp_path, monkeypatch, target, fault, error, before):
     if fault is KeyboardInterrupt:
         fault = lambda *_: (_ for _ in ()).throw(KeyboardInterrupt)  # noqa: E731
     with closing(DiskStore(tmp_path)) as store:
@@ -305,7 +292,7 @@ def test_a_failed_write_leaves_nothing(
 
 
 @pytest.mark.skipif(os.name == "nt", reason="POSIX limits")
-def test_a_real_limit_on_file_size(tmp_path: Path) -> None:
+def test_a_real_limit_on_file_size(tmp_path):
     import resource
 
     with closing(DiskStore(tmp_path)) as store:
@@ -337,11 +324,7 @@ def held_for_reading(database: sqlite3.Connection) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("held", [held_for_writing, held_for_reading])
-def test_a_database_that_is_never_free(
-    held: Callable[[sqlite3.Connection], AbstractContextManager[None]],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_database_that_is_never_free(held, tmp_path, monkeypatch):
     monkeypatch.setattr(index_module, "LOCK_TIMEOUT_S", 0.1)
     with closing(DiskStore(tmp_path)) as store:
         store.put(make_entry("a"), FINGERPRINT)
@@ -354,7 +337,7 @@ def test_a_database_that_is_never_free(
         assert store.changes(0)[:2] == (1, ["a"])
 
 
-def test_opening_waits_for_a_writer(tmp_path: Path) -> None:
+def test_opening_waits_for_a_writer(tmp_path):
     with closing(Index(tmp_path / "index")) as index, ThreadPoolExecutor(1) as pool:
 
         def write() -> None:
@@ -373,7 +356,7 @@ def test_opening_waits_for_a_writer(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="looks into Linux' /proc")
-def test_threads_leave_no_open_files(tmp_path: Path) -> None:
+def test_threads_leave_no_open_files(tmp_path):
     with closing(DiskStore(tmp_path, mapped=False)) as store:
         with ThreadPoolExecutor(4) as pool:
             for text in pool.map(str, range(12)):
@@ -383,7 +366,7 @@ def test_threads_leave_no_open_files(tmp_path: Path) -> None:
         assert len([link for link in links if link.is_relative_to(tmp_path)]) <= 1
 
 
-def test_random_damage_to_the_index(tmp_path: Path) -> None:
+def test_random_damage_to_the_index(tmp_path):
     with closing(DiskStore(tmp_path)) as store:
         for text in ("a", "b"):
             store.put(make_entry(text), FINGERPRINT)
@@ -411,7 +394,7 @@ def processes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, i
 
 
 @needs_children
-def test_processes_that_race_die_and_may_not_write(processes: dict[str, dict[str, int]]) -> None:
+def test_processes_that_race_die_and_may_not_write(processes):
     assert processes["race"]["texts"] == 62  # each came as a change of its own
     assert processes["kill"]["acknowledged"] > processes["kill"]["runs"]
     # a crash at each step of a write: 8 were not acknowledged, 2 had been committed

@@ -1,9 +1,5 @@
 """The soak, in short: a tiny model, twenty seconds; and that it would see what is wrong."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 from soak.asking import Answered, KnownQuestion, Token, in_form
 from soak.clients import Findings
@@ -53,7 +49,7 @@ def test_a_leak_would_be_seen():
 
 
 @pytest.mark.slow
-async def test_twenty_seconds(tmp_path: Path):
+async def test_twenty_seconds(tmp_path):
     """In so short a time the memory tier still fills: leaks are the long soak's to find."""
     model = saved(tmp_path / "model")
     plan = SoakPlan(

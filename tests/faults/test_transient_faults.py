@@ -1,11 +1,9 @@
 """Nothing is lost where a store fails for a moment, or others work at the same time."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
@@ -32,7 +30,6 @@ from ragkv.store.tiers.eviction import Eviction
 from ragkv.store.tiers.tier import MemoryTier
 from ragkv.store.types import Changes, Terms
 
-Make = Callable[..., RagKV]
 SUPPORT = Path(__file__).parents[1] / "support"
 
 
@@ -49,7 +46,7 @@ class Flaky(MemoryBackend):
         return super().scan(prefix, after)
 
 
-def test_a_deletion_is_learnt_of_after_a_fault() -> None:
+def test_a_deletion_is_learnt_of_after_a_fault():
     place = Place()
     backend = Flaky(place)
     store = tiered(backend)
@@ -63,9 +60,7 @@ def test_a_deletion_is_learnt_of_after_a_fault() -> None:
     assert store.get("secret", FINGERPRINT).reason == "absent"
 
 
-def test_a_finder_learns_of_a_deletion_after_a_fault(
-    make_engine: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_finder_learns_of_a_deletion_after_a_fault(make_engine, monkeypatch, caplog):
     engine, chunks = make_engine(), some_chunks(3)
     engine.precompute(chunks)
     prompt = "\n\n".join([*chunks, "What?"])
@@ -83,7 +78,7 @@ def test_a_finder_learns_of_a_deletion_after_a_fault(
     assert [span.text for span in engine._reuse.corpus.find(prompt)] == chunks[1:]
 
 
-def test_a_server_that_is_away_leaves_the_tiers_as_they_are() -> None:
+def test_a_server_that_is_away_leaves_the_tiers_as_they_are():
     backend = Flaky(Place())
     store = tiered(backend)
     store.put(make_entry("a"), FINGERPRINT)
@@ -96,7 +91,7 @@ def test_a_server_that_is_away_leaves_the_tiers_as_they_are() -> None:
     assert set(store.tiers[0].texts()) == {"a", "b"}
 
 
-def test_what_is_put_beside_a_collection_stays() -> None:
+def test_what_is_put_beside_a_collection_stays():
     place = Place()
     writer = ChunkStore(MemoryBackend(place))
 
@@ -119,7 +114,7 @@ def test_what_is_put_beside_a_collection_stays() -> None:
     assert seen
 
 
-def test_a_victim_that_another_thread_forgets_is_no_error() -> None:
+def test_a_victim_that_another_thread_forgets_is_no_error():
     size = len(encode(make_entry("a", tokens=40), FINGERPRINT).header) + 6000
     store = ChunkStore(MemoryBackend(budget=2 * size + 4000), eviction=Eviction(1 << 20))
 
@@ -140,13 +135,13 @@ def test_a_victim_that_another_thread_forgets_is_no_error() -> None:
     for text in "ab":
         store.put(make_entry(text, tokens=40), FINGERPRINT)
     assert store._eviction is not None
-    store._eviction._lock = lock = Lock()  # type: ignore[assignment]
+    store._eviction._lock = lock = Lock()
     lock.left = 10
     assert store.put(make_entry("c", tokens=40), FINGERPRINT)
     assert len(list(store.texts())) == 2
 
 
-def test_what_a_script_without_close_missed_is_stored(tmp_path: Path) -> None:
+def test_what_a_script_without_close_missed_is_stored(tmp_path):
     script = """
 import sys
 from tiny import some_chunks, tiny_model, tiny_tokenizer
@@ -162,7 +157,7 @@ kv.generate(" ".join([*chunks, "What?"]), max_new_tokens=2)
         assert all(map(kv.contains, some_chunks(3)))
 
 
-def test_the_files_of_others_are_not_swept(tmp_path: Path) -> None:
+def test_the_files_of_others_are_not_swept(tmp_path):
     with closing(DiskStore(tmp_path)) as store:
         store.put(make_entry("a", tokens=500), FINGERPRINT)
         (mine,) = store.folder.glob(f"*/*/*{_SUFFIX}")
@@ -181,7 +176,7 @@ def test_the_files_of_others_are_not_swept(tmp_path: Path) -> None:
     assert [path.exists() for path in (mine, kept, others, orphan)] == [True, True, True, False]
 
 
-def test_costs_that_fail_leave_memory_usable() -> None:
+def test_costs_that_fail_leave_memory_usable():
     def costs(_: int, tokens: int) -> float:
         if tokens == 7:
             raise ValueError("no such size")
@@ -196,7 +191,7 @@ def test_costs_that_fail_leave_memory_usable() -> None:
 
 
 @pytest.mark.parametrize("field", ["shape", "versions"])
-def test_headers_that_are_too_deep_are_refused(field: str) -> None:
+def test_headers_that_are_too_deep_are_refused(field):
     store = ChunkStore(MemoryBackend())
     store.put(make_entry("a"), FINGERPRINT)
     encoded = encode(make_entry("a"), FINGERPRINT)
@@ -207,7 +202,7 @@ def test_headers_that_are_too_deep_are_refused(field: str) -> None:
     assert store.get("a", FINGERPRINT).reason == "format"
 
 
-def test_a_chunk_that_very_many_documents_hold_is_copied() -> None:
+def test_a_chunk_that_very_many_documents_hold_is_copied():
     store, other = ChunkStore(MemoryBackend()), ChunkStore(MemoryBackend())
     documents = tuple(f"{number:04}-{'name' * 300}" for number in range(1000))
     for document in documents:
@@ -226,11 +221,11 @@ def test_a_chunk_that_very_many_documents_hold_is_copied() -> None:
         "redis://host:1/0?db=1&password=hunter@2",
     ],
 )
-def test_messages_about_a_server_show_no_password(url: str) -> None:
+def test_messages_about_a_server_show_no_password(url):
     assert _without_password(url) == "redis://host:1/0"
 
 
-def test_an_interrupt_at_any_line_of_a_load_leaves_nobody_waiting() -> None:
+def test_an_interrupt_at_any_line_of_a_load_leaves_nobody_waiting():
     place = Place()
     ChunkStore(MemoryBackend(place)).put(make_entry("a"), FINGERPRINT)
     code, line = TieredStore.get.__code__, 0

@@ -1,7 +1,5 @@
 """The tree of earlier prompts, against a list of all prompts that were given to it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -35,7 +33,7 @@ def given(
     keys += torch.arange(LAYERS * HEADS * WIDTH).view(LAYERS, HEADS, 1, WIDTH) / 64
     fresh = np.broadcast_to(np.array(freshness, np.float32), len(ids)).copy()
     more.setdefault("model", MODEL)
-    return ComputedPrompt(np.array(ids, np.int32), fresh, (keys, -keys), **more)  # type: ignore[arg-type]
+    return ComputedPrompt(np.array(ids, np.int32), fresh, (keys, -keys), **more)
 
 
 def find(
@@ -199,7 +197,7 @@ TestTrees = Trees.TestCase
 # ---- single cases
 
 
-def test_a_prompt_that_ends_within_a_node_gives_it_what_is_fresher() -> None:
+def test_a_prompt_that_ends_within_a_node_gives_it_what_is_fresher():
     tree = PrefixTree(PLENTY)
     tree.add(given([1, 2, 3, 4, 5], [EXACT, 0.1, ABSENT, ABSENT, 0.1]))
     tree.add(given([1, 2, 3], [0.5, 0.5, 0.1], number=1))
@@ -209,7 +207,7 @@ def test_a_prompt_that_ends_within_a_node_gives_it_what_is_fresher() -> None:
     assert len(tree) == 1  # prompts that part nowhere share a node
 
 
-def test_a_match_visits_its_path_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_match_visits_its_path_alone(monkeypatch):
     tree = PrefixTree(PLENTY)
     for first in range(1, 200):
         tree.add(given([first, 2, 3]))
@@ -223,7 +221,7 @@ def test_a_match_visits_its_path_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(visited) <= len(match.parts) + 1 < 16 < len(tree)
 
 
-def test_a_path_of_many_nodes_may_be_too_large_itself() -> None:
+def test_a_path_of_many_nodes_may_be_too_large_itself():
     tree = PrefixTree(4 * NODE_OVERHEAD + 40 * TOKEN_BYTES)
     for length in range(1, 20):
         tree.add(given([1] * length))
@@ -232,7 +230,7 @@ def test_a_path_of_many_nodes_may_be_too_large_itself() -> None:
         assert_sound(tree)
 
 
-def test_nothing_is_kept_of_a_prompt_larger_than_the_budget() -> None:
+def test_nothing_is_kept_of_a_prompt_larger_than_the_budget():
     tree = PrefixTree(5 * NODE_OVERHEAD + 6 * TOKEN_BYTES)
     tree.add(given([1, 2, 3]))
     tree.add(given(list(range(200))))
@@ -242,7 +240,7 @@ def test_nothing_is_kept_of_a_prompt_larger_than_the_budget() -> None:
     assert_sound(tree)
 
 
-def test_what_a_request_reads_stays_whole() -> None:
+def test_what_a_request_reads_stays_whole():
     """Whether its node is improved, split, evicted or dropped."""
     tree = PrefixTree(4 * NODE_OVERHEAD + 12 * TOKEN_BYTES)
     tree.add(given([1, 2, 3, 4, 5], 0.1))
@@ -258,7 +256,7 @@ def test_what_a_request_reads_stays_whole() -> None:
     assert found_in(match) == before
 
 
-def test_what_is_wanted_often_and_costs_much_stays() -> None:
+def test_what_is_wanted_often_and_costs_much_stays():
     room = 3 * (NODE_OVERHEAD + 4 * TOKEN_BYTES)
     tree = PrefixTree(room + NODE_OVERHEAD, costs=lambda cached, new: float(new))
     for first in (10, 20, 30):
@@ -272,9 +270,7 @@ def test_what_is_wanted_often_and_costs_much_stays() -> None:
 
 
 @pytest.mark.parametrize("calls", range(6))
-def test_a_lack_of_memory_costs_the_rows_alone(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, calls: int
-) -> None:
+def test_a_lack_of_memory_costs_the_rows_alone(monkeypatch, caplog, calls):
     """Wherever it comes: the tree is whole, and what it has is right."""
     tree, copy, made = PrefixTree(2 * NODE_OVERHEAD + 11 * TOKEN_BYTES), module.copy_rows, []
     tree.add(given([1, 2, 3, 4, 5], 0.1))
@@ -285,7 +281,7 @@ def test_a_lack_of_memory_costs_the_rows_alone(
         made.append(1)
         if len(made) > calls:
             raise MemoryError
-        return copy(*asked)  # type: ignore[arg-type]
+        return copy(*asked)
 
     with monkeypatch.context() as patch:
         patch.setattr(module, "copy_rows", refuse)
@@ -298,7 +294,7 @@ def test_a_lack_of_memory_costs_the_rows_alone(
     assert_sound(tree)
 
 
-def test_threads_share_it() -> None:
+def test_threads_share_it():
     tree, wrong = PrefixTree(20 * NODE_OVERHEAD + 200 * TOKEN_BYTES), list[Exception]()
     paths = np.random.default_rng(0).integers(3, size=(50, 10))
 

@@ -1,13 +1,10 @@
 """Which version of a chunk is taken, and which are kept."""
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Sequence
 
 import numpy as np
-import pytest
 
 from ragkv.history.versions import ChunkVersions
 from ragkv.model.fingerprint import Fingerprint
@@ -34,10 +31,10 @@ def version(
 
 def take(kept: ChunkVersions, text: str, before: Sequence[str], known: str = "ABCDEFG") -> Version:
     taken = kept.take(text, MODEL, before, set(known).__contains__)
-    return taken and taken[0]  # type: ignore[return-value]
+    return taken and taken[0]
 
 
-def test_the_version_of_lowest_overhead_is_taken() -> None:
+def test_the_version_of_lowest_overhead_is_taken():
     kept = ChunkVersions()
     near, far = version("D", "AB", [1.0, 3.0]), version("D", "AC", [1.0, 3.0])
     kept.add(near)
@@ -49,7 +46,7 @@ def test_the_version_of_lowest_overhead_is_taken() -> None:
     assert math.isclose(taken[1], 0.8 * (1 - 3 / 4))
 
 
-def test_an_entry_is_better_than_a_version_of_another_context() -> None:
+def test_an_entry_is_better_than_a_version_of_another_context():
     kept = ChunkVersions()
     kept.add(version("D", "ABC"))
     assert take(kept, "D", ["E", "F"]) is None
@@ -58,7 +55,7 @@ def test_an_entry_is_better_than_a_version_of_another_context() -> None:
     assert take(kept, "E", ["A", "B"]) is None
 
 
-def test_of_equals_the_nearest_context_is_taken() -> None:
+def test_of_equals_the_nearest_context_is_taken():
     """A version's overhead says nothing about chunks that only the prompt has."""
     kept = ChunkVersions()
     short, long = version("D", "A"), version("D", "BA")
@@ -68,7 +65,7 @@ def test_of_equals_the_nearest_context_is_taken() -> None:
     assert take(kept, "D", ["A"]) is short
 
 
-def test_what_must_not_be_used_is_not() -> None:
+def test_what_must_not_be_used_is_not():
     kept = ChunkVersions()
     kept.add(version("D", "AB", expires_at=1.0))
     kept.add(version("E", "AB", fingerprint=MODEL.with_sink([1, 2])))
@@ -82,20 +79,7 @@ def test_what_must_not_be_used_is_not() -> None:
     assert len(kept) == 0
 
 
-def test_of_a_chunk_the_least_used_version_is_evicted() -> None:
-    kept = ChunkVersions(per_chunk=2)
-    first, second, third = (version("D", prefix) for prefix in ("A", "B", "C"))
-    kept.add(first)
-    kept.add(second)
-    assert take(kept, "D", ["A"]) is first
-    kept.add(third)
-    assert len(kept) == 2
-    assert take(kept, "D", ["A"]) is first
-    assert take(kept, "D", ["B"]) is None
-    assert take(kept, "D", ["C"]) is third
-
-
-def test_the_least_worth_goes() -> None:
+def test_the_least_worth_goes():
     """Against a plain list: worth 1, and 1 / CFO more for each use, the oldest first."""
     kept = ChunkVersions(per_chunk=3)
     plain: list[tuple[Version, float]] = []
@@ -129,9 +113,7 @@ def test_the_least_worth_goes() -> None:
     assert len(plain) >= 5
 
 
-def test_what_a_store_was_asked_about_is_known_until_too_many_others_were(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_what_a_store_was_asked_about_is_known_until_too_many_others_were(monkeypatch):
     monkeypatch.setattr("ragkv.history.versions.MOST_CHUNKS", 2)
     kept, trained = ChunkVersions(), MODEL.with_sink([1])
     assert kept.of("A", MODEL) is None

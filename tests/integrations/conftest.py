@@ -1,7 +1,5 @@
 """What tests of both wrappers share: an engine, a model over it or its server, a model's folder."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Calls of both frameworks' models, over an engine or its server: settings, tasks, leaving early."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

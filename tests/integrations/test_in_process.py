@@ -1,7 +1,5 @@
 """A wrapper over a model in this process loads neither the server nor its client."""
 
-from __future__ import annotations
-
 from fresh import output_of
 
 SCRIPT = """

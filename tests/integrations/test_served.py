@@ -1,7 +1,5 @@
 """Both frameworks against a server: as with an engine in this process, by one argument."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import pickle

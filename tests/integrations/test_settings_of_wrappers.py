@@ -1,7 +1,5 @@
 """Both wrappers take every setting by the name that docs/settings.md has for it."""
 
-from __future__ import annotations
-
 from dataclasses import fields
 
 import pytest

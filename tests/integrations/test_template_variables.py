@@ -1,7 +1,5 @@
 """Variables of the chat template reach every prompt, and the sinks of prompts that have them."""
 
-from __future__ import annotations
-
 import pytest
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_ragkv import ChatRagKV

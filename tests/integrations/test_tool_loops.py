@@ -1,7 +1,5 @@
 """Agents call tools step by step on every kind of chat template, through every door."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import json

@@ -1,7 +1,5 @@
 """Tools of both frameworks' models: who decides, how many calls, and which."""
 
-from __future__ import annotations
-
 import pytest
 
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call>'

@@ -1,7 +1,5 @@
 """Triton's compiler takes every kernel, without a GPU, and each fits a GPU's shared memory."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

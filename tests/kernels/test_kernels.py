@@ -1,7 +1,5 @@
 """The kernels' tests in Triton's interpreter, and what holds where Triton cannot run."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Models as they are in the wild: configurations that say too much, parts of larger models."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -45,14 +43,14 @@ def reading_images(**text: Any) -> PreTrainedModel:
     )
 
 
-def test_a_model_that_reads_images_too() -> None:
+def test_a_model_that_reads_images_too():
     with RagKV(reading_images(), tiny_tokenizer(), store=":memory:") as engine:
         assert not engine.info.unsupported
         assert engine.loaded.architecture.windows == (48, None, 48, None)
         assert_exact(engine)
 
 
-def test_images_are_not_left_out_without_a_word() -> None:
+def test_images_are_not_left_out_without_a_word():
     parts = [{"type": "image", "url": "picture.png"}, {"type": "text", "text": "What is this?"}]
     with (
         RagKV(reading_images(), tiny_tokenizer(), store=":memory:") as engine,
@@ -61,7 +59,7 @@ def test_images_are_not_left_out_without_a_word() -> None:
         engine.generate([{"role": "user", "content": parts}])
 
 
-def test_its_positions_are_those_of_its_text_part() -> None:
+def test_its_positions_are_those_of_its_text_part():
     small = reading_images(max_position_embeddings=16)
     with (
         RagKV(small, tiny_tokenizer(), store=":memory:", on_unsupported="full") as engine,
@@ -75,13 +73,13 @@ def persimmon(**more: Any) -> PreTrainedModel:
     return random_model(PersimmonConfig(**{**size, **more}))
 
 
-def test_heads_that_are_not_grouped() -> None:
+def test_heads_that_are_not_grouped():
     with RagKV(persimmon(), tiny_tokenizer(), store=":memory:") as engine:
         assert engine.loaded.architecture.kv_heads == 4
         assert_exact(engine)
 
 
-def test_layers_that_do_not_hand_on_what_their_model_is_called_with() -> None:
+def test_layers_that_do_not_hand_on_what_their_model_is_called_with():
     anew = StoreConfig(MEMORY, history_bytes=0)  # prompts are asked twice
     with RagKV(random_model(StableLmConfig(**SIZE)), tiny_tokenizer(), store=anew) as engine:
         assert_exact(engine)
@@ -89,7 +87,7 @@ def test_layers_that_do_not_hand_on_what_their_model_is_called_with() -> None:
         assert engine.prefill(prompt, recompute_ratio=0.2).report.tokens.recomputed > 20
 
 
-def test_a_model_on_which_the_check_fails_with_an_error_is_refused() -> None:
+def test_a_model_on_which_the_check_fails_with_an_error_is_refused():
     odd = persimmon(num_key_value_heads=2)  # the model has 4
     with pytest.raises(UnsupportedModelError, match="RuntimeError"):
         RagKV(odd, tiny_tokenizer(), store=":memory:")
@@ -106,9 +104,7 @@ def test_a_model_on_which_the_check_fails_with_an_error_is_refused() -> None:
         (Phi3Config, {"use_sliding_window": False}, 48),
     ],
 )
-def test_windows_are_those_that_the_model_attends_within(
-    config: type[PreTrainedConfig], said: dict[str, Any], window: int | None
-) -> None:
+def test_windows_are_those_that_the_model_attends_within(config, said, window):
     """transformers' own classes pass over what their configurations say besides."""
     model = random_model(config(**{**SIZE, "sliding_window": 48, **said}))
     with RagKV(model, tiny_tokenizer(), store=":memory:") as engine:
@@ -116,7 +112,7 @@ def test_windows_are_those_that_the_model_attends_within(
         assert_exact(engine)
 
 
-def test_a_window_that_no_layer_of_the_family_has_is_refused() -> None:
+def test_a_window_that_no_layer_of_the_family_has_is_refused():
     """Its attention passes over it, and transformers' cache, while decoding, does not."""
     model = random_model(LlamaConfig(**SIZE, sliding_window=48))
     with pytest.raises(UnsupportedModelError, match="a window of 48 tokens"):
@@ -126,7 +122,7 @@ def test_a_window_that_no_layer_of_the_family_has_is_refused() -> None:
         assert_exact(engine)
 
 
-def test_a_window_that_a_layer_does_not_have_is_found_out() -> None:
+def test_a_window_that_a_layer_does_not_have_is_found_out():
     """As in code of a model's own that reads its configuration in another way."""
     model = random_model(MistralConfig(**SIZE, sliding_window=48))
     model.config.sliding_window = 40
@@ -136,7 +132,7 @@ def test_a_window_that_a_layer_does_not_have_is_found_out() -> None:
         assert_exact(engine)
 
 
-def test_a_chunk_beyond_longropes_switch_is_cut_there() -> None:
+def test_a_chunk_beyond_longropes_switch_is_cut_there():
     """What a batch is padded to would switch the table for shorter chunks as well."""
     model = random_model(LlamaConfig(**{**SIZE, "rope_parameters": LONGROPE}))
     short, *more = some_chunks(9)
@@ -158,7 +154,7 @@ def in_full(config: PreTrainedConfig) -> RagKV:
     return RagKV(random_model(config), tiny_tokenizer(), store=":memory:", on_unsupported="full")
 
 
-def test_recurrent_models_give_the_state_that_they_keep() -> None:
+def test_recurrent_models_give_the_state_that_they_keep():
     config = MambaConfig(vocab_size=VOCAB, hidden_size=16, num_hidden_layers=2, state_size=4)
     with in_full(config) as engine:
         out = engine.prefill("Some words to go on")
@@ -172,7 +168,7 @@ def test_recurrent_models_give_the_state_that_they_keep() -> None:
         torch.testing.assert_close(more, both, atol=1e-5, rtol=0)
 
 
-def test_a_state_that_is_no_cache_is_not_passed_off_as_one() -> None:
+def test_a_state_that_is_no_cache_is_not_passed_off_as_one():
     config = RwkvConfig(
         vocab_size=VOCAB, hidden_size=16, num_hidden_layers=2, attention_hidden_size=16
     )
@@ -182,7 +178,7 @@ def test_a_state_that_is_no_cache_is_not_passed_off_as_one() -> None:
         assert len(engine.generate("Some words to go on", max_new_tokens=3).token_ids) == 3
 
 
-def test_weights_on_several_devices_are_refused_by_name() -> None:
+def test_weights_on_several_devices_are_refused_by_name():
     model = random_model(LlamaConfig(**SIZE))
     model.model.layers[2].to("meta")
     with pytest.raises(UnsupportedModelError, match="weights on cpu and meta"):
@@ -191,7 +187,7 @@ def test_weights_on_several_devices_are_refused_by_name() -> None:
         assert "several" in engine.info.unsupported or "meta" in engine.info.unsupported
 
 
-def test_the_fingerprint_is_that_of_the_model_as_it_is_now() -> None:
+def test_the_fingerprint_is_that_of_the_model_as_it_is_now():
     with RagKV(random_model(LlamaConfig(**SIZE)), tiny_tokenizer(), store=":memory:") as engine:
         before = engine.info.fingerprint
         assert before == engine.loaded.fingerprint.digest
@@ -202,7 +198,7 @@ def test_the_fingerprint_is_that_of_the_model_as_it_is_now() -> None:
         assert engine.info.fingerprint not in (None, before)
 
 
-def test_attention_of_another_name_is_found() -> None:
+def test_attention_of_another_name_is_found():
     """GPT-NeoX calls it ``attention``, and computes its feed-forward beside it."""
     config = GPTNeoXConfig(
         vocab_size=VOCAB,

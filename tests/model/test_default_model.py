@@ -1,13 +1,11 @@
 """The packaged model where the cache folder cannot be written, as in a container."""
 
-from __future__ import annotations
-
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from tiny import saved
+from gguf_files import write_gguf
+from tiny import tiny_model
 
 from ragkv import RagKV
 from ragkv.errors import ConfigError, ModelNotFoundError, StoreError
@@ -16,11 +14,11 @@ from ragkv.model.default_model import default_model_folder
 
 
 @pytest.fixture
-def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Let a tiny model stand for the packaged one."""
-    saved(tmp_path / "package")
-    monkeypatch.setattr(default_model, "_package_folder", lambda: tmp_path / "package")
-    monkeypatch.setattr(default_model, "_FILE", None)
+    path = write_gguf(tmp_path / "package.gguf", tiny_model())
+    monkeypatch.setattr(default_model, "default_model_gguf", lambda: path)
+    return path
 
 
 def below_a_file(patch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -47,12 +45,10 @@ def no_home(patch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 UNWRITABLE = [below_a_file, full_disk, no_home]
 
 
-@pytest.mark.usefixtures("package")
 @pytest.mark.parametrize("place", UNWRITABLE)
-def test_it_is_loaded_without_the_cache_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: Any
-) -> None:
-    with RagKV(tmp_path / "package", store=":memory:") as written:
+def test_it_is_loaded_without_the_cache_folder(tmp_path, monkeypatch, package, place):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "writable"))
+    with RagKV(package, store=":memory:") as written:
         expected = written.info.fingerprint
     place(monkeypatch, tmp_path)
     with RagKV(store=":memory:") as kv:
@@ -66,9 +62,7 @@ def test_it_is_loaded_without_the_cache_folder(
 
 @pytest.mark.usefixtures("package")
 @pytest.mark.parametrize("place", [below_a_file, no_home])
-def test_a_store_there_is_refused_with_what_to_set(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: Any
-) -> None:
+def test_a_store_there_is_refused_with_what_to_set(tmp_path, monkeypatch, place):
     place(monkeypatch, tmp_path)
     with pytest.raises((StoreError, ConfigError), match=r"XDG_CACHE_HOME|cannot be|file"):
         RagKV()
@@ -79,9 +73,7 @@ def test_a_store_there_is_refused_with_what_to_set(
 
 
 @pytest.mark.slow
-def test_the_package_itself_and_its_folder_are_one_model(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_package_itself_and_its_folder_are_one_model(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     folder = load.load_model(None, None)
     below_a_file(monkeypatch, tmp_path)

@@ -1,7 +1,5 @@
 """What computing tokens takes, against plain counting."""
 
-from __future__ import annotations
-
 import pytest
 from tiny import tiny_model, tiny_tokenizer
 

@@ -1,7 +1,5 @@
 """A model's folder that is missing, or has no model in it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -23,7 +21,7 @@ def models(tmp_path) -> Path:
 
 def message(name: object) -> str:
     with pytest.raises(ModelNotFoundError) as error:
-        load_model(name, None)  # type: ignore[arg-type]
+        load_model(name, None)
     assert "internet" not in str(error.value)
     return str(error.value)
 

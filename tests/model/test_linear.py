@@ -1,8 +1,6 @@
 """Passes on a CPU multiply matrices by oneDNN, and nothing else changes."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
@@ -16,7 +14,6 @@ from tiny import some_chunks, tiny_model
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ragkv import RagKV
 from ragkv.attend.rows import Rows, attend
 from ragkv.model import implementation, linear
 from ragkv.model.implementation import implementation_for, override_implementation
@@ -42,7 +39,7 @@ def processor(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
 
 
 @pytest.mark.parametrize("name", ["Intel(R) Xeon(R)", ""])
-def test_on_other_processors_torch_chooses(name: str, processor: dict[str, str]) -> None:
+def test_on_other_processors_torch_chooses(name, processor):
     rows = torch.randn(5, WIDTH)
     with torch.no_grad():
         assert implementation_for("linear", rows) == "onednn"
@@ -51,7 +48,7 @@ def test_on_other_processors_torch_chooses(name: str, processor: dict[str, str])
         assert implementation_for("linear", rows) == "torch"
 
 
-def test_an_override_decides_for_any_processor(processor: dict[str, str]) -> None:
+def test_an_override_decides_for_any_processor(processor):
     rows = torch.randn(3, WIDTH)
     with torch.no_grad(), override_implementation("torch"):
         assert implementation_for("linear", rows) == "torch"
@@ -82,7 +79,7 @@ def counted() -> Iterator[Products]:
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "phi3"])  # without bias, with, and in one
 @pytest.mark.parametrize("shape", [(1, 1, WIDTH), (1, 2, WIDTH), (3, 7, WIDTH), (70, WIDTH)])
-def test_products_are_those_of_torch(shape: tuple[int, ...], family: str) -> None:
+def test_products_are_those_of_torch(shape, family):
     model = tiny_model(family)
     rows = torch.randn(shape)
     turned = rows.transpose(0, -2).contiguous().transpose(0, -2)
@@ -102,7 +99,7 @@ def test_products_are_those_of_torch(shape: tuple[int, ...], family: str) -> Non
 
 
 @pytest.mark.parametrize("case", ["no rows", "turned weights", "float64", "another forward"])
-def test_all_else_is_left_to_torch(case: str) -> None:
+def test_all_else_is_left_to_torch(case):
     model = tiny_model()
     layer: Any = model.get_submodule("model.layers.0.mlp.gate_proj")
     rows = torch.randn(0 if case == "no rows" else 3, WIDTH)
@@ -120,7 +117,7 @@ def test_all_else_is_left_to_torch(case: str) -> None:
     assert torch.equal(found, expected)
 
 
-def test_gradients_and_autocast_are_left_to_torch() -> None:
+def test_gradients_and_autocast_are_left_to_torch():
     model = tiny_model()
     layer = model.get_submodule("model.layers.0.mlp.gate_proj")
     with fast_linear_layers(model):
@@ -132,9 +129,7 @@ def test_gradients_and_autocast_are_left_to_torch() -> None:
 
 @pytest.mark.parametrize("memory", [0, 1 << 30])
 @pytest.mark.parametrize("through_data", [True, False])
-def test_packed_weights_are_those_of_now_where_they_fit(
-    monkeypatch: pytest.MonkeyPatch, memory: int, through_data: bool
-) -> None:
+def test_packed_weights_are_those_of_now_where_they_fit(monkeypatch, memory, through_data):
     pack, model = Mock(wraps=linear.packed_weight), tiny_model()
     monkeypatch.setattr(linear, "packed_weight", pack)
     monkeypatch.setattr(linear, "total_bytes", lambda _: memory)
@@ -148,7 +143,7 @@ def test_packed_weights_are_those_of_now_where_they_fit(
             (layer.weight.data if through_data else layer.weight).mul_(2)
 
 
-def test_each_thread_has_its_own_block() -> None:
+def test_each_thread_has_its_own_block():
     """One gives way in the middle of a pass, another has the model, a third asks without a lock."""
     model = tiny_model()
 
@@ -169,9 +164,7 @@ def test_each_thread_has_its_own_block() -> None:
     assert not any("forward" in vars(module) for module in model.modules())
 
 
-def test_encoding_and_repair_use_it_and_a_full_prefill_does_not(
-    make_engine: Callable[..., RagKV],
-) -> None:
+def test_encoding_and_repair_use_it_and_a_full_prefill_does_not(make_engine):
     kv, chunks = make_engine(), some_chunks()
     prompt = "\n\n".join(chunks) + "\n\nWhat does it say?"
     with Products() as products:
@@ -188,9 +181,7 @@ def test_encoding_and_repair_use_it_and_a_full_prefill_does_not(
     ("vectors", "count", "products_made"),
     [("AVX512", 8, 4), ("AVX512", 3, 0), ("AVX2", 8, 0)],  # two for each of the key's heads
 )
-def test_attention_uses_it_where_that_is_quicker(
-    vectors: str, count: int, products_made: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_attention_uses_it_where_that_is_quicker(vectors, count, products_made, monkeypatch):
     monkeypatch.setattr("torch.backends.cpu.get_cpu_capability", lambda: vectors)
     places = np.arange(1, 1 + 3 * count, 3)
     query, key = torch.randn(1, 4, count, 8), torch.randn(1, 2, 30, 8)
@@ -204,9 +195,7 @@ def test_attention_uses_it_where_that_is_quicker(
         torch.testing.assert_close(found[:, :, row : row + 1], expected)
 
 
-def test_a_product_that_reads_weights_as_they_lie_is_not_given_turned_ones(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_product_that_reads_weights_as_they_lie_is_not_given_turned_ones(monkeypatch):
     """Attention gives it values turned; who took them for contiguous would be wrong silently."""
 
     def careless(rows: torch.Tensor, weight: torch.Tensor, *_: object) -> torch.Tensor:

@@ -1,10 +1,7 @@
 """What is given beside a model: dtype, device, tokenizer; what is known of its length."""
 
-from __future__ import annotations
-
 import copy
 import threading
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,7 +20,7 @@ def opened(*args: Any, **given: Any) -> RagKV:
     return RagKV(*args, store=":memory:", **given)
 
 
-def test_a_dtype_given_beside_a_loaded_model_is_that_of_loading_in_it(tmp_path: Path) -> None:
+def test_a_dtype_given_beside_a_loaded_model_is_that_of_loading_in_it(tmp_path):
     """Rotary frequencies stay as they are: rounded ones would put tokens elsewhere."""
     tiny_model().save_pretrained(tmp_path)
     tokenizer = tiny_tokenizer()
@@ -38,9 +35,7 @@ def test_a_dtype_given_beside_a_loaded_model_is_that_of_loading_in_it(tmp_path: 
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_rounded_rotary_frequencies_are_another_fingerprint(
-    tmp_path: Path, dtype: torch.dtype
-) -> None:
+def test_rounded_rotary_frequencies_are_another_fingerprint(tmp_path, dtype):
     tiny_model().save_pretrained(tmp_path)
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=dtype)
     rounded = AutoModelForCausalLM.from_pretrained(tmp_path).to(dtype)
@@ -54,9 +49,7 @@ def test_rounded_rotary_frequencies_are_another_fingerprint(
 @pytest.mark.parametrize(
     ("rope", "known"), [(YARN, 4096), (LINEAR, 2048), ({"rope_type": "default"}, 1024)]
 )
-def test_a_stretched_rope_knows_as_many_positions_as_it_is_stretched_to(
-    rope: dict[str, Any], known: int
-) -> None:
+def test_a_stretched_rope_knows_as_many_positions_as_it_is_stretched_to(rope, known):
     """Qwen2.5's and older models' configurations leave ``max_position_embeddings`` as it was."""
     parameters = {"rope_theta": 10000.0, **rope}
     config = LlamaConfig(**{**SIZE, "max_position_embeddings": 1024}, rope_parameters=parameters)
@@ -69,7 +62,7 @@ def test_a_stretched_rope_knows_as_many_positions_as_it_is_stretched_to(
     [{"dtype": "bfloat16"}, {"device": "meta"}, {"tokenizer": "another"}],
     ids=lambda given: next(iter(given)),
 )
-def test_what_a_described_model_cannot_heed_is_refused(given: dict[str, Any]) -> None:
+def test_what_a_described_model_cannot_heed_is_refused(given):
     loaded = load_model(tiny_model(), tiny_tokenizer())
     if "tokenizer" in given:
         given = {"tokenizer": copy.deepcopy(tiny_tokenizer())}
@@ -78,7 +71,7 @@ def test_what_a_described_model_cannot_heed_is_refused(given: dict[str, Any]) ->
     assert opened(loaded, loaded.tokenizer, device="cpu", dtype="float32").info.unsupported == ""
 
 
-def test_a_model_that_is_refused_stays_as_it_was() -> None:
+def test_a_model_that_is_refused_stays_as_it_was():
     config = GPT2Config(n_layer=1, n_head=2, n_embd=32, vocab_size=600)
     model = AutoModelForCausalLM.from_config(config)
     with pytest.raises(UnsupportedModelError):
@@ -88,7 +81,7 @@ def test_a_model_that_is_refused_stays_as_it_was() -> None:
     assert full.loaded.model.dtype == torch.bfloat16
 
 
-def test_a_model_changes_its_dtype_between_requests_not_within_one() -> None:
+def test_a_model_changes_its_dtype_between_requests_not_within_one():
     model, changed = tiny_model(), threading.Event()
 
     def change() -> None:
@@ -104,18 +97,18 @@ def test_a_model_changes_its_dtype_between_requests_not_within_one() -> None:
     assert model.dtype == torch.bfloat16
 
 
-@pytest.mark.parametrize("dtype", ["int32", torch.int8, "bool"])
-def test_a_dtype_that_no_model_computes_in_is_refused(dtype: Any) -> None:
+@pytest.mark.parametrize("dtype", ["int32", torch.int8, "bool", "float99"])
+def test_a_dtype_that_no_model_computes_in_is_refused(dtype):
     with pytest.raises(ConfigError, match="dtype"):
         opened(tiny_model(), tiny_tokenizer(), dtype=dtype)
 
 
-def test_a_tokenizer_of_another_type_is_refused() -> None:
+def test_a_tokenizer_of_another_type_is_refused():
     with pytest.raises(ConfigError, match="tokenizer"):
         opened(tiny_model(), "HuggingFaceTB/SmolLM2-135M-Instruct")
 
 
-def test_a_model_file_that_is_cut_is_no_raw_error(tmp_path: Path) -> None:
+def test_a_model_file_that_is_cut_is_no_raw_error(tmp_path):
     saved(tmp_path)
     weights = next(tmp_path.glob("*.safetensors"))
     weights.write_bytes(weights.read_bytes()[:5000])
@@ -125,12 +118,12 @@ def test_a_model_file_that_is_cut_is_no_raw_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("template", [3, [{"content": "no role"}], ["text"], {"role": "user"}])
-def test_a_sink_from_what_is_no_template_is_refused(template: Any) -> None:
+def test_a_sink_from_what_is_no_template_is_refused(template):
     with opened(tiny_model(), tiny_tokenizer()) as engine, pytest.raises(ConfigError, match="role"):
         engine.sink_from(template)
 
 
-def test_messages_that_the_chat_template_refuses_are_a_config_error() -> None:
+def test_messages_that_the_chat_template_refuses_are_a_config_error():
     tokenizer = copy.deepcopy(tiny_tokenizer())
     tokenizer.chat_template = "{{ raise_exception('only users speak') }}"
     with opened(tiny_model(), tokenizer) as engine, pytest.raises(ConfigError, match="only users"):

@@ -1,7 +1,5 @@
 """The lock around the model, and the threads that it ends."""
 
-from __future__ import annotations
-
 import threading
 
 import pytest
@@ -56,7 +54,7 @@ assert found == [True]
 """
 
 
-def test_the_model_is_used_by_one_thread_at_a_time() -> None:
+def test_the_model_is_used_by_one_thread_at_a_time():
     lock, held = ModelLock(), threading.Event()
     order: list[str] = []
 
@@ -74,7 +72,7 @@ def test_the_model_is_used_by_one_thread_at_a_time() -> None:
     assert order == ["first", "second"]
 
 
-def test_long_work_lets_those_who_wait_go_first() -> None:
+def test_long_work_lets_those_who_wait_go_first():
     lock = ModelLock()
     order: list[str] = []
 
@@ -93,7 +91,7 @@ def test_long_work_lets_those_who_wait_go_first() -> None:
     assert order.index("request") == 101
 
 
-def test_long_work_inside_a_request_waits_for_nobody() -> None:
+def test_long_work_inside_a_request_waits_for_nobody():
     lock = ModelLock()
     thread = threading.Thread(target=lock.acquire, daemon=True)
     with lock:
@@ -105,7 +103,7 @@ def test_long_work_inside_a_request_waits_for_nobody() -> None:
     assert not thread.is_alive()
 
 
-def test_an_error_leaves_the_lock_open() -> None:
+def test_an_error_leaves_the_lock_open():
     lock = ModelLock()
     with pytest.raises(ZeroDivisionError), lock, lock:
         raise ZeroDivisionError
@@ -117,7 +115,7 @@ def test_an_error_leaves_the_lock_open() -> None:
     assert not thread.is_alive()
 
 
-def test_threads_end_when_the_outermost_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_end_when_the_outermost_leaves(monkeypatch):
     ended: list[int] = []
     monkeypatch.setattr(module, "end_openmp_threads", lambda: ended.append(1))
     lock = ModelLock()
@@ -128,7 +126,7 @@ def test_threads_end_when_the_outermost_leaves(monkeypatch: pytest.MonkeyPatch) 
     assert len(ended) == 1
 
 
-def test_without_gnu_openmp_nothing_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_gnu_openmp_nothing_is_ended(monkeypatch):
     def missing(*_: object, **__: object) -> object:
         raise OSError
 
@@ -141,5 +139,5 @@ def test_without_gnu_openmp_nothing_is_ended(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.skipif(not GNU, reason="torch computes with another OpenMP")
-def test_no_pool_outlives_the_models_use() -> None:
+def test_no_pool_outlives_the_models_use():
     output_of(COUNTING)

@@ -1,7 +1,5 @@
 """How many bytes keys and values may take, and which errors say that memory ran out."""
 
-from __future__ import annotations
-
 import gc
 import weakref
 from contextlib import closing

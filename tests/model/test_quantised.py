@@ -1,7 +1,5 @@
 """Products with the weights of a quantised file: near float32's, in passes and steps alone."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 from unittest.mock import Mock
@@ -54,13 +52,13 @@ def on_a_grid(kind: str, out: int = 64, inner: int = 96) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("kind", GRIDS)
-def test_weights_of_a_file_are_known_by_their_grid(kind: str) -> None:
+def test_weights_of_a_file_are_known_by_their_grid(kind):
     assert is_quantised(on_a_grid(kind))
 
 
 @pytest.mark.parametrize("saved_as", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("seed", range(5))
-def test_other_weights_are_not(saved_as: torch.dtype, seed: int) -> None:
+def test_other_weights_are_not(saved_as, seed):
     torch.manual_seed(seed)
     weight = torch.randn(64, 96).to(saved_as).float()
     assert not is_quantised(weight)
@@ -74,7 +72,7 @@ def test_other_weights_are_not(saved_as: torch.dtype, seed: int) -> None:
 @pytest.mark.parametrize("shape", [(1,), (3,), (2, 4), (9,), (70,)])
 @pytest.mark.parametrize("out", [64, 40])  # torch packs rows of 16
 @torch.no_grad()
-def test_products_are_float32s_rounded(kind: str, shape: tuple[int, ...], out: int) -> None:
+def test_products_are_float32s_rounded(kind, shape, out):
     weight, rows, bias = on_a_grid(kind, out), torch.randn(*shape, 96), torch.randn(out)
     expected = nn.functional.linear(rows, weight, bias)
     found = QuantisedWeight(weight).product(rows, bias)
@@ -89,7 +87,7 @@ def test_products_are_float32s_rounded(kind: str, shape: tuple[int, ...], out: i
 @pytest.mark.skipif(not has_int4_products(), reason="this CPU has no such products")
 @pytest.mark.parametrize("kind", ["Q4_0", "Q4_1"])
 @torch.no_grad()
-def test_levels_are_exact_whatever_levels_a_group_has(kind: str) -> None:
+def test_levels_are_exact_whatever_levels_a_group_has(kind):
     """A group without its grid's least or greatest level gets a grid of fewer levels."""
     weight = on_a_grid(kind, 64, 3200)
     weight[0, :32], weight[1, :32] = 0.5, 0
@@ -103,7 +101,7 @@ def test_levels_are_exact_whatever_levels_a_group_has(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["Q5_0", "Q8_0", "Q6_K"])
-def test_more_levels_are_not_packed_in_4_bits(kind: str) -> None:
+def test_more_levels_are_not_packed_in_4_bits(kind):
     assert quantised._four_bits(on_a_grid(kind)) is None
     almost = on_a_grid("Q4_1", 64, 3200)
     almost[63, 3199] += 0.03
@@ -130,7 +128,7 @@ def engine() -> RagKV:
 
 @needs_products
 @pytest.mark.parametrize("family", ["llama", "qwen2", "gemma3"])
-def test_a_pass_and_a_full_prefill_compute_the_same(family: str) -> None:
+def test_a_pass_and_a_full_prefill_compute_the_same(family):
     """With all tokens recomputed; the same prompt has the same answer again."""
     chunks = some_chunks()
     prompt = "\n\n".join(chunks) + "\n\nWhat does it say?"
@@ -149,7 +147,7 @@ def test_a_pass_and_a_full_prefill_compute_the_same(family: str) -> None:
 
 
 @needs_products
-def test_float32_is_had_by_asking_for_it(engine: RagKV) -> None:
+def test_float32_is_had_by_asking_for_it(engine):
     chunks = some_chunks()
     prompt = "\n\n".join(chunks) + "\n\nWhat does it say?"
     ids = torch.tensor([engine.tokenize(prompt)])
@@ -166,7 +164,7 @@ def test_float32_is_had_by_asking_for_it(engine: RagKV) -> None:
 
 
 @needs_products
-def test_ordinary_calls_beside_a_pass_are_float32s() -> None:
+def test_ordinary_calls_beside_a_pass_are_float32s():
     model, ids = quantised_model(), torch.arange(9)[None]
     beside = [torch.zeros(1)]
 
@@ -186,9 +184,7 @@ def test_ordinary_calls_beside_a_pass_are_float32s() -> None:
 
 
 @needs_products
-def test_copies_are_those_of_the_weights_of_now_where_they_fit(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_copies_are_those_of_the_weights_of_now_where_they_fit(monkeypatch):
     model, rows = quantised_model(), torch.randn(3, 64)
     layer = model.get_submodule("model.layers.0.mlp.gate_proj")
     assert isinstance(layer, nn.Linear)
@@ -207,7 +203,7 @@ def test_copies_are_those_of_the_weights_of_now_where_they_fit(
 
 
 @needs_products
-def test_without_onednn_passes_are_float32s(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_onednn_passes_are_float32s(monkeypatch):
     """It can be turned off in torch at any time."""
     weight, rows = QuantisedWeight(on_a_grid("Q8_0")), torch.randn(9, 96)
     monkeypatch.setattr(implementation, "_onednn", lambda: None)
@@ -215,7 +211,7 @@ def test_without_onednn_passes_are_float32s(monkeypatch: pytest.MonkeyPatch) -> 
         assert weight.product(rows, None) is None
 
 
-def test_a_cpu_without_such_products_says_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cpu_without_such_products_says_float32(monkeypatch):
     monkeypatch.setattr(linear, "has_quantised_products", lambda: False)
     model = quantised_model()
     with torch.no_grad(), fast_linear_layers(model):
@@ -223,7 +219,7 @@ def test_a_cpu_without_such_products_says_float32(monkeypatch: pytest.MonkeyPatc
 
 
 @needs_products
-def test_the_check_says_how_near_they_are(engine: RagKV) -> None:
+def test_the_check_says_how_near_they_are(engine):
     with engine:
         rows = check_model(engine.loaded)
     assert [row.name for row in rows][-1] == "quantised products = float32 products"
@@ -243,9 +239,7 @@ def step(model: Any, rows: int, chunks: list[str]) -> torch.Tensor:
 @pytest.mark.parametrize("rows", [1, 5])
 @pytest.mark.parametrize("make", [tiny_model, quantised_model])
 @pytest.mark.parametrize("family", ["llama", "mistral-window", "qwen2", "qwen3"])
-def test_steps_are_those_of_transformers_layers(
-    family: str, make: Callable[[str], Any], rows: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_steps_are_those_of_transformers_layers(family, make, rows, monkeypatch):
     monkeypatch.setattr(step_layer, "_tables", tables := Mock(wraps=step_layer._tables))
     found, model = step(make(family), rows, some_chunks()), make(family)
     assert (calls := tables.call_count)

@@ -1,7 +1,5 @@
 """What transformers renames: an argument nobody reads, a hook nobody calls. An error, never an answer."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -17,7 +15,7 @@ from ragkv.attend import attention
 from ragkv.attend.forward import SubsetPass, ordinary_forward
 from ragkv.errors import UnsupportedModelError
 from ragkv.model import calls
-from ragkv.model.rope_probe import KeyProbe
+from ragkv.model.architecture import KeyProbe
 from ragkv.splice.buffer import SplicedCache
 from ragkv_bench.speed.bound import timed_prefill
 
@@ -51,7 +49,7 @@ def rename_attention(patch: Patch) -> None:
 
 @pytest.mark.parametrize("rename", [rename_cache, rename_attention])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_repaired_prompt(make_engine: Make, family: str, rename: Any, monkeypatch: Patch) -> None:
+def test_a_repaired_prompt(make_engine, family, rename, monkeypatch):
     engine = make_engine(family, store=NO_TREE)
     engine.precompute(CHUNKS)
     expected = engine.generate(PROMPT, max_new_tokens=4).token_ids
@@ -69,7 +67,7 @@ def test_a_repaired_prompt(make_engine: Make, family: str, rename: Any, monkeypa
 
 @pytest.mark.parametrize("method", ["cacheblend", "cacheclip", "cachecraft"])
 @pytest.mark.parametrize("rename", [rename_cache, rename_attention])
-def test_passes_of_methods(make_engine: Make, method: str, rename: Any, monkeypatch: Patch) -> None:
+def test_passes_of_methods(make_engine, method, rename, monkeypatch):
     engine = make_engine(store=NO_TREE)
     engine.precompute(CHUNKS, method="query" if method == "cacheclip" else method)
     rename(monkeypatch)
@@ -78,7 +76,7 @@ def test_passes_of_methods(make_engine: Make, method: str, rename: Any, monkeypa
 
 
 @pytest.mark.parametrize("rename", [rename_cache, rename_attention])
-def test_steps_of_one_answer_and_of_several(kv: RagKV, rename: Any, monkeypatch: Patch) -> None:
+def test_steps_of_one_answer_and_of_several(kv, rename, monkeypatch):
     """The prompts are computed before the name changes."""
     for count in (1, 3):
         wrong: list[str] = []
@@ -97,7 +95,7 @@ def test_steps_of_one_answer_and_of_several(kv: RagKV, rename: Any, monkeypatch:
         monkeypatch.undo()
 
 
-def test_ingestion_and_full_prefill(kv: RagKV, monkeypatch: Patch) -> None:
+def test_ingestion_and_full_prefill(kv, monkeypatch):
     rename_cache(monkeypatch)
     for wrong in (
         lambda: kv.precompute(["A chunk that is new."]),
@@ -112,9 +110,7 @@ def test_ingestion_and_full_prefill(kv: RagKV, monkeypatch: Patch) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_model_that_keeps_its_own_attention_and_masks(
-    make_engine: Make, family: str, monkeypatch: Patch
-) -> None:
+def test_a_model_that_keeps_its_own_attention_and_masks(make_engine, family, monkeypatch):
     engine = make_engine(family, store=NO_TREE)
     engine.precompute(CHUNKS)
     monkeypatch.setattr(attention, "register_over", lambda before, _: before)
@@ -123,7 +119,7 @@ def test_a_model_that_keeps_its_own_attention_and_masks(
             engine.generate(PROMPT, recompute_ratio=ratio, max_new_tokens=4)
 
 
-def test_ordinary_steps_of_a_device(kv: RagKV, monkeypatch: Patch) -> None:
+def test_ordinary_steps_of_a_device(kv, monkeypatch):
     out = kv.prefill(PROMPT)
     assert isinstance(out.cache, SplicedCache)
     ids = np.array([*out.token_ids, 5], dtype=np.int32)
@@ -134,7 +130,7 @@ def test_ordinary_steps_of_a_device(kv: RagKV, monkeypatch: Patch) -> None:
 
 
 @pytest.mark.parametrize("method", ["query", "full"])
-def test_the_loop_of_generate(kv: RagKV, method: str, monkeypatch: Patch) -> None:
+def test_the_loop_of_generate(kv, method, monkeypatch):
     generate = kv.loaded.model.generate
 
     def without(*args: Any, custom_generate: object, **given: Any) -> Any:
@@ -145,7 +141,7 @@ def test_the_loop_of_generate(kv: RagKV, method: str, monkeypatch: Patch) -> Non
         kv.generate(PROMPT, method=method, max_new_tokens=3)
 
 
-def test_a_seed_of_a_model_without_reuse(monkeypatch: Patch) -> None:
+def test_a_seed_of_a_model_without_reuse(monkeypatch):
     model = tiny_model()
     model.config.rope_parameters = {**model.config.rope_parameters, "rope_type": "unknown"}
     with RagKV(model, tiny_tokenizer(), store=":memory:", on_unsupported="full") as engine:
@@ -161,13 +157,13 @@ def test_a_seed_of_a_model_without_reuse(monkeypatch: Patch) -> None:
             engine.generate("Hi", max_new_tokens=3, temperature=1.0, seed=1)
 
 
-def test_attention_that_is_timed(kv: RagKV, monkeypatch: Patch) -> None:
+def test_attention_that_is_timed(kv, monkeypatch):
     monkeypatch.setattr("ragkv_bench.speed.bound.AttentionInterface.register", lambda *_: None)
     with pytest.raises((UnsupportedModelError, KeyError, AttributeError)):
         timed_prefill(kv.loaded, list(range(5, 40)))
 
 
-def test_either_name_is_read_and_the_right_one_written(monkeypatch: Patch) -> None:
+def test_either_name_is_read_and_the_right_one_written(monkeypatch):
     class Older:
         def forward(self, input_ids: Any, past_key_values: Any = None) -> None: ...
 

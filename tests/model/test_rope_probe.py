@@ -1,8 +1,5 @@
 """Families that turn their keys otherwise than Llama: found out when they are loaded."""
 
-from __future__ import annotations
-
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -47,7 +44,7 @@ def made(family: str) -> PreTrainedModel:
 
 
 @pytest.mark.parametrize("family", tiny.FAMILIES)
-def test_what_is_usual_is_found_out_too(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_usual_is_found_out_too(family, monkeypatch):
     model = tiny.tiny_model(family)
     listed = load_model(model, tiny_tokenizer())
     monkeypatch.setattr("ragkv.model.load.is_verified", lambda _: False)
@@ -55,18 +52,16 @@ def test_what_is_usual_is_found_out_too(family: str, monkeypatch: pytest.MonkeyP
     assert (found.architecture, found.fingerprint) == (listed.architecture, listed.fingerprint)
 
 
-def test_another_idea_of_how_keys_turn_is_another_fingerprint(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_another_idea_of_how_keys_turn_is_another_fingerprint(monkeypatch):
     """Entries keep keys turned back: those turned back otherwise must not be found."""
     found = load_model(made("cohere"), tiny_tokenizer())
-    monkeypatch.setattr("ragkv.model.rope_probe.TURNS", ("halves",))
+    monkeypatch.setattr("ragkv.model.architecture.TURNS", ("halves",))
     other = load_model(made("cohere"), tiny_tokenizer())
     assert found.fingerprint.weights == other.fingerprint.weights
     assert found.fingerprint.digest != other.fingerprint.digest
 
 
-def test_an_auxiliary_model_is_examined_too(tmp_path: Path) -> None:
+def test_an_auxiliary_model_is_examined_too(tmp_path):
     """Its chunks are in the same store, where the model may be an engine's own later."""
     made("cohere").save_pretrained(tmp_path / "model")
     tiny_tokenizer().save_pretrained(tmp_path / "model")
@@ -94,7 +89,7 @@ class _ScaledAttention(LlamaAttention):
         return super().forward(hidden_states * scale, **given)
 
 
-def test_code_that_is_not_transformers_own_is_examined_whatever_its_type() -> None:
+def test_code_that_is_not_transformers_own_is_examined_whatever_its_type():
     torch.manual_seed(0)
     model = ScaledKeys(LlamaConfig(**SIZE)).eval()
     with pytest.raises(UnsupportedModelError, match="keys can be moved"):
@@ -102,7 +97,7 @@ def test_code_that_is_not_transformers_own_is_examined_whatever_its_type() -> No
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_caches_are_moved_exactly(family: str, tmp_path: Path) -> None:
+def test_caches_are_moved_exactly(family, tmp_path):
     """Ratio 1, and one chunk behind the sink, are what the model itself gives."""
     with RagKV(made(family), tiny_tokenizer(), store=tmp_path) as engine:
         assert {kind.turn for kind in engine.loaded.architecture.rope_kinds} == FAMILIES[family][2]
@@ -118,7 +113,7 @@ def test_caches_are_moved_exactly(family: str, tmp_path: Path) -> None:
         *(("smollm3", name) for name in ("query", "cachecraft")),
     ],
 )
-def test_every_method_runs_and_repairs(family: str, method: str) -> None:
+def test_every_method_runs_and_repairs(family, method):
     chunks = some_chunks(3)
     with RagKV(made(family), tiny_tokenizer(), store=":memory:") as engine:
         engine.precompute(chunks, method=method)
@@ -130,9 +125,7 @@ def test_every_method_runs_and_repairs(family: str, method: str) -> None:
 
 
 @pytest.mark.parametrize("family", ["cohere", "glm4"])
-def test_layer_zero_keys_are_those_of_the_place_where_they_are_put(
-    family: str, tmp_path: Path
-) -> None:
+def test_layer_zero_keys_are_those_of_the_place_where_they_are_put(family, tmp_path):
     """They depend on token and position alone: the model's own cache is the reference."""
     chunks = some_chunks(3)
     store = StoreConfig(path=tmp_path, memory_bytes=0)

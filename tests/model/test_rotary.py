@@ -1,7 +1,5 @@
 """Rotation, its inverse, and re-positioning (DESIGN.md, what always holds, 3)."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from tiny import FAMILIES, tiny_model
@@ -21,7 +19,7 @@ def cached_keys(model: torch.nn.Module, ids: torch.Tensor, first: int) -> torch.
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_layer_zero_keys_move_to_any_position(family: str) -> None:
+def test_layer_zero_keys_move_to_any_position(family):
     """Layer 0's keys depend on token and position alone: the model itself is the reference."""
     model = tiny_model(family)
     rotary = RotaryTables(backbone_of(model))
@@ -35,7 +33,7 @@ def test_layer_zero_keys_move_to_any_position(family: str) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_placing_equals_rotating_by_the_difference(family: str) -> None:
+def test_placing_equals_rotating_by_the_difference(family):
     model = tiny_model(family)
     rotary = RotaryTables(backbone_of(model))
     for kind in set(describe(model).rope_kinds):
@@ -55,7 +53,7 @@ ADJACENT = pytest.mark.parametrize("adjacent", [False, True], ids=["halves", "ad
 
 @ADJACENT
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-def test_unrotate_undoes_rotate(dtype: torch.dtype, adjacent: bool) -> None:
+def test_unrotate_undoes_rotate(dtype, adjacent):
     angle = torch.rand(12, 4) * 6
     table = Table(angle.cos() * 1.3, angle.sin() * 1.3, adjacent)
     keys = torch.randn(3, 12, 11).to(dtype)
@@ -69,9 +67,7 @@ def test_unrotate_undoes_rotate(dtype: torch.dtype, adjacent: bool) -> None:
 @ADJACENT
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("channels", [8, 6], ids=["whole", "partial"])
-def test_what_is_added_rotated_is_what_rotate_gives(
-    dtype: torch.dtype, channels: int, adjacent: bool
-) -> None:
+def test_what_is_added_rotated_is_what_rotate_gives(dtype, channels, adjacent):
     """In place, also where the target is a part of something larger."""
     torch.manual_seed(0)
     moves, whole = torch.randn(2, 5, 8), torch.randn(2, 9, 8).to(dtype)

@@ -1,7 +1,5 @@
 """Weights that are written through ``.data``, which torch does not count: adapters merged, files loaded."""
 
-from __future__ import annotations
-
 import gc
 import weakref
 from collections.abc import Callable
@@ -12,11 +10,9 @@ import torch
 from tiny import some_chunks, tiny_model
 from torch.testing._internal.two_tensor import TwoTensor
 
-from ragkv import RagKV
 from ragkv.model.fingerprint import state_of
 from ragkv.model.samples import checksum_of
 
-Make = Callable[..., RagKV]
 CHUNKS = some_chunks(3)
 PROMPT = [{"role": "user", "content": "\n\n".join(CHUNKS) + "\n\nWhat does it say?"}]
 
@@ -45,7 +41,7 @@ CHANGES: dict[str, Callable[[torch.Tensor], Any]] = {
 
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("part", ["embed_tokens", "k_proj", "norm", "down_proj", "lm_head"])
-def test_each_weight_and_each_way(part: str, change: str) -> None:
+def test_each_weight_and_each_way(part, change):
     model = tiny_model()
     weight = [weight for name, weight in model.named_parameters() if part in name][-1]
     before = state_of(model)
@@ -55,7 +51,7 @@ def test_each_weight_and_each_way(part: str, change: str) -> None:
 
 
 @pytest.mark.parametrize("kept", ["bfloat16", "transposed", "apart", "inference", "wrapped"])
-def test_however_it_is_kept(kept: str) -> None:
+def test_however_it_is_kept(kept):
     model = torch.nn.Linear(300, 200)
     weight: torch.Tensor = model.weight.data
     if kept == "bfloat16":
@@ -79,7 +75,7 @@ def test_however_it_is_kept(kept: str) -> None:
 
 @pytest.mark.parametrize("method", ["query", "cachecraft"])
 @pytest.mark.parametrize("part", ["k_proj", "up_proj", "embed_tokens"])
-def test_nothing_of_the_old_weights_is_used(make_engine: Make, part: str, method: str) -> None:
+def test_nothing_of_the_old_weights_is_used(make_engine, part, method):
     kv = make_engine()
     kv.precompute(CHUNKS)
     settings: dict[str, Any] = {"method": method, "max_new_tokens": 4}
@@ -98,7 +94,7 @@ def test_nothing_of_the_old_weights_is_used(make_engine: Make, part: str, method
     assert report.tokens.cached > report.tokens.sink
 
 
-def test_replaced_weights_are_let_go_of() -> None:
+def test_replaced_weights_are_let_go_of():
     model = tiny_model()
     state_of(model)
     old = weakref.ref(model.lm_head.weight.untyped_storage())

@@ -1,11 +1,7 @@
 """The memory that requests use in turn."""
 
-from __future__ import annotations
-
 import gc
 import weakref
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
@@ -24,7 +20,7 @@ PROMPT = f"Answer from this:\n{A}\n{B}\nWhen was it built?"
 SHAPE = (2, 3, 50, 8)
 
 
-def test_memory_is_used_again_when_it_is_free() -> None:
+def test_memory_is_used_again_when_it_is_free():
     workspace = Workspace()
     first = workspace.uninitialised(SHAPE, torch.float32)
     where = first.data_ptr()
@@ -36,7 +32,7 @@ def test_memory_is_used_again_when_it_is_free() -> None:
         del tensor
 
 
-def test_a_containers_limit_is_the_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_containers_limit_is_the_memory(monkeypatch, tmp_path):
     machines = memory.total_bytes(torch.device("cpu"))
     limit = tmp_path / "memory.max"
     monkeypatch.setattr(memory, "_CONTAINER_LIMITS", (tmp_path / "none", limit))
@@ -46,12 +42,12 @@ def test_a_containers_limit_is_the_memory(monkeypatch: pytest.MonkeyPatch, tmp_p
         assert memory.default_history() == total // 8
 
 
-def test_tensors_may_be_empty() -> None:
+def test_tensors_may_be_empty():
     assert uninitialised((2, 0, 3), torch.float32).shape == (2, 0, 3)
 
 
 @pytest.mark.parametrize("part", ["itself", "view", "numpy", "storage"])
-def test_memory_that_is_held_is_nobody_elses(part: str) -> None:
+def test_memory_that_is_held_is_nobody_elses(part):
     workspace = Workspace()
     tensor = workspace.uninitialised(SHAPE, torch.float32).fill_(1)
     held = {
@@ -70,7 +66,7 @@ def test_memory_that_is_held_is_nobody_elses(part: str) -> None:
         assert torch.frombuffer(bytearray(bits), dtype=torch.float32).eq(1).all()
 
 
-def test_little_is_not_kept_in_much() -> None:
+def test_little_is_not_kept_in_much():
     workspace = Workspace()
     large = workspace.uninitialised((1 << 20,), torch.uint8)
     where = large.data_ptr()
@@ -83,7 +79,7 @@ def test_little_is_not_kept_in_much() -> None:
     small.fill_(1)  # still its own
 
 
-def test_as_many_pieces_are_kept_as_are_used_at_once() -> None:
+def test_as_many_pieces_are_kept_as_are_used_at_once():
     workspace = Workspace()
     held = [workspace.uninitialised(SHAPE, torch.float32) for _ in range(3)]
     places = {tensor.data_ptr() for tensor in held}
@@ -96,7 +92,7 @@ def test_as_many_pieces_are_kept_as_are_used_at_once() -> None:
     assert len(workspace._pieces) == 1
 
 
-def test_threads_never_share_memory() -> None:
+def test_threads_never_share_memory():
     workspace, wrong = Workspace(), []
 
     def use(number: int) -> None:
@@ -109,9 +105,7 @@ def test_threads_never_share_memory() -> None:
     assert wrong == []
 
 
-def test_what_is_left_of_another_prompt_is_never_seen(
-    make_engine: Callable[..., RagKV], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_left_of_another_prompt_is_never_seen(make_engine, monkeypatch):
     monkeypatch.setattr("ragkv.splice.buffer._MOST_SPARE_ROWS", 20)
     kv = make_engine(store=StoreConfig(MEMORY, history_bytes=0))
     kv.precompute([A, B])
@@ -129,7 +123,7 @@ def test_what_is_left_of_another_prompt_is_never_seen(
 
 
 @pytest.mark.parametrize("method", ["query", "reuse"])
-def test_a_prefilled_prompt_keeps_its_cache(make_engine: Callable[..., RagKV], method: str) -> None:
+def test_a_prefilled_prompt_keeps_its_cache(make_engine, method):
     kv = make_engine()
     kv.precompute([A, B])
     prefilled = kv.prefill(PROMPT, method=method, recompute_ratio=0.2)
@@ -142,7 +136,7 @@ def test_a_prefilled_prompt_keeps_its_cache(make_engine: Callable[..., RagKV], m
         assert torch.equal(layer.values[:, :, :length], values[:, :, :length])
 
 
-def test_a_closed_engine_keeps_no_memory(make_engine: Callable[..., RagKV]) -> None:
+def test_a_closed_engine_keeps_no_memory(make_engine):
     kv = make_engine()
     kv.precompute([A])
     kv.generate(PROMPT, max_new_tokens=2)
@@ -151,7 +145,7 @@ def test_a_closed_engine_keeps_no_memory(make_engine: Callable[..., RagKV]) -> N
     assert kv.loaded.workspace.nbytes == 0
 
 
-def test_a_long_answer_keeps_one_buffer(make_engine: Callable[..., RagKV]) -> None:
+def test_a_long_answer_keeps_one_buffer(make_engine):
     kv = make_engine()
     kv.precompute([A, B])
     out = kv.prefill(PROMPT, method="query", recompute_ratio=0.2)
@@ -170,7 +164,7 @@ def test_a_long_answer_keeps_one_buffer(make_engine: Callable[..., RagKV]) -> No
         assert torch.equal(now[1][:, :length], values[:, :length])
 
 
-def test_the_sinks_last_used_stay(make_engine: Callable[..., RagKV]) -> None:
+def test_the_sinks_last_used_stay(make_engine):
     kv = make_engine()
     first = kv._reuse.corpus.sinks.of("First of all")
     for number in range(SINKS_KEPT - 1):
@@ -182,7 +176,7 @@ def test_the_sinks_last_used_stay(make_engine: Callable[..., RagKV]) -> None:
     assert "For reader 0" not in kv._reuse.corpus.sinks._kept
 
 
-def test_a_closed_engine_lets_go_of_its_model() -> None:
+def test_a_closed_engine_lets_go_of_its_model():
     """At once: on a GPU the weights would stay until the garbage collector comes by."""
     kv = RagKV(tiny_model(), tiny_tokenizer(), store=":memory:")
     kv.precompute([A, B])

@@ -1,7 +1,5 @@
 """A model inside a wrapper of torch's or PEFT's is taken out, or refused in one line."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -43,7 +41,7 @@ WRAPPERS: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # torch.compile's imports
 @pytest.mark.parametrize("name", WRAPPERS)
-def test_a_wrapped_model_answers_as_the_one_inside(name: str) -> None:
+def test_a_wrapped_model_answers_as_the_one_inside(name):
     model = tiny_model()
     given = WRAPPERS[name](model)
     with RagKV(given, tiny_tokenizer(), store=":memory:", dtype="bfloat16") as kv:
@@ -53,7 +51,7 @@ def test_a_wrapped_model_answers_as_the_one_inside(name: str) -> None:
 
 
 @pytest.mark.parametrize("on_unsupported", ["raise", "full"])
-def test_virtual_tokens_are_refused(on_unsupported: Any) -> None:
+def test_virtual_tokens_are_refused(on_unsupported):
     model = Adapted(tiny_model(), is_prompt_learning=True)
     with pytest.raises(UnsupportedModelError, match="virtual tokens"):
         RagKV(model, tiny_tokenizer(), store=":memory:", on_unsupported=on_unsupported)
@@ -64,7 +62,7 @@ def test_virtual_tokens_are_refused(on_unsupported: Any) -> None:
     [nn.Sequential(tiny_model(layers=1)), SimpleNamespace(model=tiny_model(layers=1)), 3],
     ids=["sequence", "pipeline", "number"],
 )
-def test_what_is_no_model_is_refused_in_one_line(model: Any) -> None:
+def test_what_is_no_model_is_refused_in_one_line(model):
     with pytest.raises(ConfigError, match="give the transformers model in it") as refused:
         RagKV(model, tiny_tokenizer(), store=":memory:")
     assert type(model).__name__ in str(refused.value)

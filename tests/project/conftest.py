@@ -1,7 +1,5 @@
 """A tiny model for the code of documents, and what stands for embeddings in it."""
 
-from __future__ import annotations
-
 import importlib.resources
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The tested versions fit one another, and an ordinary package index has them."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -47,7 +45,7 @@ def test_what_is_installed_here_wants_no_other_versions():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dropped", [(), ("torch==",), ("torch==", "triton==")], ids=str)
-def test_an_ordinary_index_has_all_of_it(tmp_path: Path, dropped: tuple[str, ...]):
+def test_an_ordinary_index_has_all_of_it(tmp_path, dropped):
     """`make setup` on a fresh machine, and on one with a GPU. Needs a network."""
     makefile = (ROOT / "Makefile").read_text("utf-8").splitlines()
     extras = next(line for line in makefile if line.startswith("EXTRAS := ")).split()[-1]

@@ -1,7 +1,5 @@
 """The demo, both frameworks, on a tiny model."""
 
-from __future__ import annotations
-
 import json
 import runpy
 import sys

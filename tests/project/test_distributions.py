@@ -1,7 +1,5 @@
 """What is released: six distributions in step, none with another's files, each complete."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess
@@ -180,7 +178,7 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.mark.slow
-def test_wheels_have_their_files_and_metadata(wheels: dict[str, Path]):
+def test_wheels_have_their_files_and_metadata(wheels):
     for name, wheel in wheels.items():
         assert names_in(wheel) == files_of(name)
         with ZipFile(wheel) as archive:
@@ -194,7 +192,7 @@ def test_wheels_have_their_files_and_metadata(wheels: dict[str, Path]):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FOLDERS)
-def test_each_works_in_a_fresh_environment(name: str, wheels: dict[str, Path], tmp_path: Path):
+def test_each_works_in_a_fresh_environment(name, wheels, tmp_path):
     """Outside of the repository; what it requires is borrowed from here, or installed, too."""
     saved(tmp_path / "model", layers=2)
     fresh = tmp_path / "fresh"

@@ -1,7 +1,5 @@
 """Every Python block of the documents, run over a tiny model."""
 
-from __future__ import annotations
-
 import json
 import re
 from functools import reduce
@@ -11,6 +9,7 @@ from typing import Literal
 import faiss
 import numpy as np
 import pytest
+from gguf_files import write_gguf
 from langchain_core.documents import Document
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import RunnableLambda
@@ -251,7 +250,7 @@ def blocks(page):
 
 
 OTHERS = ("README.md", "CONTRIBUTING.md", "docs/agents.md", "docs/evaluation.md", "docs/store.md")
-OTHERS += ("docs/start.md", "docs/migration.md", "docs/serving.md")
+OTHERS += ("docs/start.md", "docs/gguf.md", "docs/migration.md", "docs/serving.md")
 OTHERS += ("integrations/langchain-ragkv/README.md",)
 OTHERS += ("integrations/llama-index-llms-ragkv/README.md",)
 
@@ -276,6 +275,10 @@ def test_all_pages_with_code_are_run():
 )
 def test_a_block_runs(name, make_engine, tmp_path, monkeypatch, page, snippet):
     monkeypatch.chdir(tmp_path)
+    if page == "docs/gguf.md":
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+        Path("models").mkdir()
+        write_gguf(Path("models", "qwen2.5-0.5b-instruct-q4_k_m.gguf"), tiny_model())
     chunks = some_chunks(3)
     prompt = ask(chunks, "\n\nWhat is a target?")
     example = (DOCS / "evaluation.md").read_text(encoding="utf-8")

@@ -1,7 +1,5 @@
 """What an error says about an extra works where ragkv was installed from."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable
@@ -28,7 +26,7 @@ def come(monkeypatch: pytest.MonkeyPatch) -> Come:
     return patch
 
 
-def test_from_a_clone(come: Come, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_from_a_clone(come, tmp_path, monkeypatch):
     clone = tmp_path / "a clone"
     clone.mkdir()
     (clone / "pyproject.toml").touch()
@@ -40,7 +38,7 @@ def test_from_a_clone(come: Come, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert install_command("serve") == "pip install 'ragkv[serve]'"
 
 
-def test_from_elsewhere(come: Come, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_from_elsewhere(come, monkeypatch):
     for nothing in (None, "", "no JSON"):
         come(nothing)
         assert install_command("s3") == "pip install 'ragkv[s3]'"
@@ -49,7 +47,7 @@ def test_from_elsewhere(come: Come, monkeypatch: pytest.MonkeyPatch) -> None:
     assert install_command("s3") == "pip install 'ragkv[s3] @ git+https://example.org/ragkv'"
 
 
-def test_errors_name_extras_that_exist_and_by_the_command_alone() -> None:
+def test_errors_name_extras_that_exist_and_by_the_command_alone():
     project = (ROOT / "pyproject.toml").read_text("utf-8")
     sources = [*ROOT.glob("ragkv/**/*.py"), *ROOT.glob("integrations/**/*.py")]
     texts = [path.read_text("utf-8") for path in sources if path.name != "errors.py"]

@@ -1,7 +1,5 @@
 """The tutorials: notebooks that hold what a run of them printed, and that run."""
 
-from __future__ import annotations
-
 import ast
 import re
 import runpy

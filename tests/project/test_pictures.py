@@ -1,7 +1,5 @@
 """The pictures show the figures that are committed."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

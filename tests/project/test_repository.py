@@ -1,7 +1,5 @@
 """The repository itself: what must not be in it, which way imports go, that documents hold."""
 
-from __future__ import annotations
-
 import ast
 import importlib
 import re
@@ -82,7 +80,7 @@ def imported(path: Path) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("text", FORBIDDEN)
-def test_nothing_names_this_machine_or_a_host(text: str):
+def test_nothing_names_this_machine_or_a_host(text):
     found = [p.relative_to(ROOT) for p in text_files() if text in p.read_text("utf-8", "replace")]
     assert not found
 
@@ -147,7 +145,7 @@ def test_walls_let_nothing_up():
 
 
 @pytest.mark.parametrize("package", [*EXTENSIONS, "benchmarks/ragkv_bench"])
-def test_only_a_package_imports_itself(package: str):
+def test_only_a_package_imports_itself(package):
     """ragkv loads their functions by entry points."""
     name = package.rpartition("/")[2]
     assert not [
@@ -259,13 +257,13 @@ def documents() -> list[Path]:
 
 
 @pytest.mark.parametrize("path", documents(), ids=lambda path: str(path.relative_to(ROOT)))
-def test_links_lead_somewhere(path: Path):
+def test_links_lead_somewhere(path):
     targets = re.findall(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)", path.read_text(encoding="utf-8"))
     assert not [target for target in targets if not (path.parent / target).exists()]
 
 
 @pytest.mark.parametrize("path", documents(), ids=lambda path: str(path.relative_to(ROOT)))
-def test_files_named_in_documents_exist(path: Path):
+def test_files_named_in_documents_exist(path):
     text = path.read_text(encoding="utf-8").replace("`ragkv/select/rules/edges.py`", "")
     named = set(re.findall(r"`((?:[a-z_]+/)+[a-z_0-9]*(?:\.py)?)`", text))
     mirrors = [ROOT, ROOT / "ragkv", ROOT / "kernels" / "ragkv_kernels", ROOT / "ragkv" / "store"]
@@ -299,7 +297,7 @@ def test_the_api_page_has_what_users_import_and_nothing_else():
 
 
 @pytest.mark.parametrize("path", documents(), ids=lambda path: str(path.relative_to(ROOT)))
-def test_python_in_documents_is_python(path: Path):
+def test_python_in_documents_is_python(path):
     for block in re.findall(
         r"^```python\n(.*?)^```", path.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
     ):

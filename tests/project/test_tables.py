@@ -1,7 +1,5 @@
 """Every table of figures is written from a committed result, and says where it was measured."""
 
-from __future__ import annotations
-
 import json
 import re
 from fnmatch import fnmatch
@@ -125,17 +123,6 @@ def cells(tables):
         return [str(found[row]) for row in rows or found]
 
     return cells
-
-
-def test_what_sentences_say_of_results_without_a_table(cells):
-    page = sentences("docs/results.md")
-    found = cells("methods_80_examples", "KL to full attention", "epic 0.2", "cacheblend 0.2")
-    epic, blend = (each.split()[0] for each in found)
-    assert f"On the first 80 examples `epic` has {epic}, `cacheblend` {blend}" in page
-    int8, int4 = cells("codecs", "KL to raw", "int8", "int4")
-    assert f'KL of {int8} to raw chunks, `"int4"` an eighth at {int4} ' in sentences(
-        "docs/store.md"
-    )
 
 
 def test_what_sections_claim_is_in_their_tables(tables, cells):

@@ -1,7 +1,5 @@
 """Chat templates that write the day's date: chunks serve on other days, too."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from datetime import datetime
@@ -32,7 +30,7 @@ def day(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     def set_day(number: int) -> None:
         class Clock(datetime):
             @classmethod
-            def now(cls, tz: object = None) -> datetime:  # type: ignore[override]
+            def now(cls, tz: object = None) -> datetime:
                 return cls(2026, 11, number)
 
         monkeypatch.setattr(chat_template_utils, "datetime", Clock)
@@ -46,7 +44,7 @@ def dated_tokenizer() -> PreTrainedTokenizerFast:
     return tokenizer
 
 
-def test_heads_end_before_the_date() -> None:
+def test_heads_end_before_the_date():
     tokenizer = dated_tokenizer()
     assert chat_head(tokenizer) == HEAD
     messages = [
@@ -61,7 +59,7 @@ def test_heads_end_before_the_date() -> None:
 
 
 @pytest.mark.parametrize("sink", ["auto", f"{HEAD} 21 Nov 2026\n\n<|im_end|>\n<|im_start|>user\n"])
-def test_chunks_of_yesterday_serve_today(day: Callable[[int], None], sink: str) -> None:
+def test_chunks_of_yesterday_serve_today(day, sink):
     with RagKV(tiny_model(), dated_tokenizer(), store=":memory:") as engine:
         day(21)
         engine.precompute(CHUNKS, sink=sink)

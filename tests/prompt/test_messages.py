@@ -1,7 +1,5 @@
 """Messages as clients write them become one form; what is wrong says which and where."""
 
-from __future__ import annotations
-
 import inspect
 import json
 from typing import Any
@@ -12,7 +10,7 @@ from templates import tokenizer_of
 from tiny import tiny_tokenizer
 from transformers import PreTrainedTokenizerBase
 
-from ragkv.config.template import _SET_BY_RAGKV
+from ragkv.config.checks import _SET_BY_RAGKV
 from ragkv.errors import ConfigError
 from ragkv.prompt.chat import Chat, prompt_of
 from ragkv.prompt.messages import normal_messages
@@ -186,7 +184,7 @@ def test_the_users_own_messages_stay_as_they_are():
 
 def test_openais_own_messages():
     message = ChatCompletionMessage.model_validate(
-        {**asks(call('{"a": 1}', id="c"))[1], "refusal": None, "audio": None}
+        {**asks(call('{"a": 1}', id="c", index=0))[1], "refusal": None, "audio": None}
     )
     older = {
         "role": "assistant",
@@ -201,11 +199,6 @@ def test_openais_own_messages():
         "tool_calls": [{"id": "c", "type": "function", "function": {"name": "f", "arguments": {"a": 1}}}],
     }  # fmt: skip
     assert second["tool_calls"][0]["function"] == {"name": "f", "arguments": {}}
-
-
-def test_a_streams_index_is_no_part_of_a_call():
-    _, message = normal_messages(asks(call(id="c", index=0)))
-    assert "index" not in message["tool_calls"][0]
 
 
 # ---- variables of a chat template

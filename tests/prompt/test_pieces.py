@@ -1,7 +1,5 @@
 """A text that is tokenised in pieces has the tokens of the whole text, for every tokenizer."""
 
-from __future__ import annotations
-
 import pydoc_data.topics
 from functools import cache
 
@@ -116,7 +114,7 @@ SCRAPS = st.sampled_from(
 @pytest.mark.parametrize("kind", [*PARTS, *SMALL_KINDS])
 @settings(max_examples=60)
 @given(texts=st.lists(st.lists(SCRAPS, max_size=30).map("".join), min_size=1, max_size=3))
-def test_same_tokens_as_the_whole_text(kind: str, texts: list[str]):
+def test_same_tokens_as_the_whole_text(kind, texts):
     tokenizer = trained(kind) if kind in PARTS else tokenizer_of(kind)
     for text in texts:
         for special in (False, True):
@@ -124,7 +122,7 @@ def test_same_tokens_as_the_whole_text(kind: str, texts: list[str]):
 
 
 @pytest.mark.parametrize("kind", [*PARTS, *SMALL_KINDS])
-def test_which_tokenizers_are_cut(kind: str):
+def test_which_tokenizers_are_cut(kind):
     tokenizer = trained(kind) if kind in PARTS else tokenizer_of(kind)
     assert (divider(tokenizer) is None) == (kind in WHOLE | {"wordpiece"})
     for text in TOPICS:
@@ -149,7 +147,7 @@ def test_chunk_is_encoded_once():
     "token",
     [AddedToken("b c"), AddedToken("b", rstrip=True), AddedToken("b", lstrip=True), "rap", "the"],
 )
-def test_tokens_that_are_added_later(token: AddedToken | str):
+def test_tokens_that_are_added_later(token):
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=Tokenizer.from_str(trained("gpt-2").backend_tokenizer.to_str())
     )

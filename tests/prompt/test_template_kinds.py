@@ -1,7 +1,5 @@
 """Whatever a client's history has in it, every kind of chat template takes it."""
 
-from __future__ import annotations
-
 import copy
 import json
 from itertools import pairwise
@@ -104,7 +102,7 @@ def test_all_that_was_said_is_in_the_prompt_in_order(kind, history, tools):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_later_step_begins_with_the_former(kind):
+def test_a_later_step_begins_with_the_earlier_one(kind):
     """Else no cache could be continued."""
     tokenizer, messages = tokenizer_of(kind), HISTORIES["two steps"]
     ends = [2, 4, 6, 8]

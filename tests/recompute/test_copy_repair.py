@@ -1,7 +1,5 @@
 """Copy repair while the answer is generated: against plain loops, and in whole answers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -19,7 +17,6 @@ from ragkv.select import CopyLookup, Method, get_method
 from ragkv.splice.layout import Layout, Origin
 from ragkv_bench.quality.fidelity import Reference, followed
 
-Make = Callable[..., RagKV]
 PROMPT = ask(UNEVEN, "\n\nWhat does it say?")
 RATIO, RARE = 0.2, 4
 
@@ -56,7 +53,7 @@ def plain(
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_what_comes_next_is_found_by_the_longest_match(seed: int) -> None:
+def test_what_comes_next_is_found_by_the_longest_match(seed):
     """Small vocabularies, so that there are many matches, and long ones."""
     rng = np.random.default_rng(seed)
     size, exact = int(rng.integers(20, 120)), int(rng.integers(0, 12))
@@ -111,9 +108,7 @@ def drawn_by_hand(engine: RagKV, lookup: CopyLookup, count: int) -> tuple[list[i
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_answers_are_those_of_passes_made_by_hand(
-    make_engine: Make, family: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_answers_are_those_of_passes_made_by_hand(make_engine, family, monkeypatch):
     """More tokens than the buffer has spare rows for: it grows in the midst of it."""
     monkeypatch.setattr("ragkv.splice.buffer._MOST_SPARE_ROWS", 20)
     engine = make_engine(family)
@@ -137,7 +132,7 @@ def test_answers_are_those_of_passes_made_by_hand(
     assert not engine.loaded.model._forward_hooks
 
 
-def test_what_was_drawn_brings_the_answer_nearer_to_full_attention(make_engine: Make) -> None:
+def test_what_was_drawn_brings_the_answer_nearer_to_full_attention(make_engine):
     """With every stale token behind a match computed again, little is left that differs."""
     engine = make_engine()
     engine.precompute(UNEVEN)
@@ -156,7 +151,7 @@ def test_what_was_drawn_brings_the_answer_nearer_to_full_attention(make_engine: 
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_drafts_change_nothing_that_is_repaired(seed: int) -> None:
+def test_drafts_change_nothing_that_is_repaired(seed):
     """Whatever is drafted, and however much of it is refused: the same rows for every token."""
     rng = np.random.default_rng(seed)
     ids = rng.integers(0, 12, 80).astype(np.int32)
@@ -195,7 +190,7 @@ def test_drafts_change_nothing_that_is_repaired(seed: int) -> None:
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma3"])
-def test_answers_are_the_same_with_drafts(make_engine: Make, family: str) -> None:
+def test_answers_are_the_same_with_drafts(make_engine, family):
     engine = make_engine(family, store=StoreConfig(":memory:", history_bytes=0))
     engine.loaded.model.generation_config.eos_token_id = None
     engine.precompute(UNEVEN)
@@ -207,7 +202,7 @@ def test_answers_are_the_same_with_drafts(make_engine: Make, family: str) -> Non
 
 
 @pytest.mark.parametrize("ratio", [0.0, 1.0])
-def test_plain_reuse_and_full_prefill_stay_what_they_are(make_engine: Make, ratio: float) -> None:
+def test_plain_reuse_and_full_prefill_stay_what_they_are(make_engine, ratio):
     engine = make_engine()
     engine.precompute(UNEVEN)
     assert engine.prefill(PROMPT, recompute_ratio=ratio).copies is None
@@ -215,7 +210,7 @@ def test_plain_reuse_and_full_prefill_stay_what_they_are(make_engine: Make, rati
     assert answer.report.tokens.ahead == 0
 
 
-def test_streams_and_stops_are_as_without(make_engine: Make) -> None:
+def test_streams_and_stops_are_as_without(make_engine):
     engine = make_engine(store=StoreConfig(":memory:", history_bytes=0))
     engine.precompute(UNEVEN)
     settings = {"recompute_ratio": RATIO, "max_new_tokens": 30}
@@ -227,6 +222,6 @@ def test_streams_and_stops_are_as_without(make_engine: Make) -> None:
 
 
 @pytest.mark.parametrize("wrong", [{"tokens": -1}, {"rare": -1}, {"rows": 0}, {"every": 0}])
-def test_a_lookup_that_makes_no_sense_is_refused(wrong: dict[str, int]) -> None:
+def test_a_lookup_that_makes_no_sense_is_refused(wrong):
     with pytest.raises(ConfigError, match=next(iter(wrong))):
         replace(CopyLookup(3, 4, 16, 32), **wrong)

@@ -1,9 +1,6 @@
 """What is not recomputed moves like what is: against plain loops, in many families."""
 
-from __future__ import annotations
-
 import math
-from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 
@@ -19,14 +16,13 @@ from ragkv.recompute import drift
 from ragkv.select import Scene, get_method
 from ragkv.splice.layout import Origin
 
-Make = Callable[..., RagKV]
 PROMPT = ask(UNEVEN, "\n\nWhat does it say?")
 COMPUTED = (Origin.RECOMPUTED, Origin.EXACT, Origin.REPAIRED)
 
 
 def rows_of(engine: RagKV, cache: object, layer: int, places: list[int]) -> dict[int, torch.Tensor]:
     """Keys (unrotated) beside values ``[2 * kv_heads, head_dim]`` of some places."""
-    held = cache.layers[layer]  # type: ignore[attr-defined]
+    held = cache.layers[layer]
     return {
         at: torch.cat([turned(engine, layer, held.keys[0, :, at], at, -1), held.values[0, :, at]])
         for at in places
@@ -36,18 +32,16 @@ def rows_of(engine: RagKV, cache: object, layer: int, places: list[int]) -> dict
 @pytest.mark.parametrize(
     "family", ["llama", "llama-yarn", "qwen3", "mistral-window", "gemma3", "phi3"]
 )
-def test_rows_move_as_their_neighbours_let_expect(make_engine: Make, family: str) -> None:
+def test_rows_move_as_their_neighbours_let_expect(make_engine, family):
     assert check_rows(make_engine(family), drift.STRETCH_TOKENS) > 100
 
 
-def test_long_chunks_move_in_stretches(make_engine: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_chunks_move_in_stretches(make_engine, monkeypatch):
     monkeypatch.setattr(drift, "STRETCH_TOKENS", 12)
     assert check_rows(make_engine(), 12) > 100
 
 
-def test_rows_move_alike_where_stretches_are_multiplied_together(
-    make_engine: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_move_alike_where_stretches_are_multiplied_together(make_engine, monkeypatch):
     """As on a GPU; stretches of several lengths, with more and fewer recomputed rows."""
     monkeypatch.setattr(drift, "_runs_together", lambda _: True)
     monkeypatch.setattr(drift, "STRETCH_TOKENS", 12)
@@ -57,10 +51,10 @@ def test_rows_move_alike_where_stretches_are_multiplied_together(
 @pytest.mark.parametrize(
     ("family", "batched"), [("llama", False), ("llama", True), ("gemma3", False), ("phi3", False)]
 )
-def test_rows_that_former_prompts_recomputed_count_as_recomputed_now(
-    make_engine: Make, monkeypatch: pytest.MonkeyPatch, family: str, batched: bool
-) -> None:
-    """Each prompt chooses other tokens; how far the former's moved is known from their entries."""
+def test_rows_that_earlier_prompts_recomputed_count_as_recomputed_now(
+    make_engine, monkeypatch, family, batched
+):
+    """Each prompt chooses different tokens; the entries show the shift of those chosen earlier."""
     if batched:
         monkeypatch.setattr(drift, "_runs_together", lambda _: True)
     monkeypatch.setattr(drift, "STRETCH_TOKENS", 12)
@@ -80,9 +74,9 @@ def test_rows_that_former_prompts_recomputed_count_as_recomputed_now(
     stale = engine.prefill(PROMPT, recompute_ratio=0, history=False)
     out = engine.prefill(PROMPT, **how)
     now = places_of(out, Origin.RECOMPUTED)
-    former = set(places_of(out, Origin.REPAIRED))
+    repaired = set(places_of(out, Origin.REPAIRED))
     assert len(now) > 10
-    assert former > {*seen[0], *seen[1]}
+    assert repaired > {*seen[0], *seen[1]}
     assert compare(engine, stale, out, 12) > 100
 
 
@@ -176,7 +170,7 @@ def expected_weights(at: int, *seen: int) -> list[float]:
     return [row[-1] / row[index] for index, row in enumerate(system)]
 
 
-def test_without_drift_nothing_moves(make_engine: Make) -> None:
+def test_without_drift_nothing_moves(make_engine):
     engine = make_engine()
     engine.precompute(UNEVEN)
     stale = engine.prefill(PROMPT, recompute_ratio=0)
@@ -188,7 +182,7 @@ def test_without_drift_nothing_moves(make_engine: Make) -> None:
         assert torch.equal(before.values[:, :, kept], after.values[:, :, kept])
 
 
-def test_generate_and_prefill_drift_alike(make_engine: Make) -> None:
+def test_generate_and_prefill_drift_alike(make_engine):
     engine = make_engine()
     engine.precompute(UNEVEN)
     for ratio in (0.1, 0.5):
@@ -197,7 +191,7 @@ def test_generate_and_prefill_drift_alike(make_engine: Make) -> None:
         assert answer.token_ids == [int(logits.argmax())]
 
 
-def test_low_precision_drifts_too(make_engine: Make) -> None:
+def test_low_precision_drifts_too(make_engine):
     engine = make_engine(dtype="bfloat16")
     engine.precompute(UNEVEN)
     exact = engine.prefill(PROMPT, method="full").logits
@@ -208,9 +202,7 @@ def test_low_precision_drifts_too(make_engine: Make) -> None:
     torch.testing.assert_close(all_of_it, exact, atol=0.2, rtol=0.05)
 
 
-def test_nothing_is_prepared_where_nothing_is_left(
-    make_engine: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_is_prepared_where_nothing_is_left(make_engine, monkeypatch):
     engine = make_engine()
     engine.precompute(UNEVEN)
     made: list[object] = []

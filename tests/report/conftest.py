@@ -1,7 +1,5 @@
 """An engine that has the chunks of the explained prompts."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

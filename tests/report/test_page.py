@@ -1,12 +1,10 @@
 """The page that shows where a prompt's tokens came from."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil
 import subprocess
-from dataclasses import asdict, replace
+from dataclasses import replace
 from html import escape, unescape
 from importlib.resources import files
 
@@ -20,8 +18,8 @@ from ragkv import Completion, RagKV, ReuseReport
 from ragkv.cli.main import app
 from ragkv.report.account import Miss, PromptTokens
 from ragkv.report.page.page import page as draw
-from ragkv.report.page.words import seconds
 from ragkv.report.trace import Trace
+from ragkv.report.words import seconds
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser"))), None)
 
@@ -86,7 +84,7 @@ def test_there_is_a_mark_for_every_token(engine):
     assert counts == [tokens.sink, tokens.reused, tokens.recomputed, tokens.fresh]
 
 
-def test_tokens_of_a_former_prompt_are_marked(engine):
+def test_tokens_of_a_earlier_prompt_are_marked(engine):
     chat = [{"role": "user", "content": "\n\n".join(some_chunks(4)) + "\n\nSo?"}]
     ascii_report(engine)
     plain = Reader(draw(engine.prefill(chat).report))
@@ -172,8 +170,7 @@ def test_a_long_prompt_stays_small(answered):
         np.tile(report.trace.scores, times),
         attention=True,
     )
-    tokens = PromptTokens(**{name: count * times for name, count in asdict(report.tokens).items()})
-    long = replace(report, trace=trace, positions=report.positions * times, tokens=tokens)
+    long = replace(report, trace=trace, tokens=PromptTokens(report.positions * times))
     assert len(draw(long).encode()) < 1_000_000
 
 

@@ -1,7 +1,5 @@
 """Reports made again from their dictionaries, and the numbers in their words."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import replace
@@ -13,7 +11,7 @@ from tiny import ask, some_chunks
 from ragkv import PrecomputeReport, ReuseReport
 from ragkv.errors import ConfigError
 from ragkv.report.account import Miss
-from ragkv.report.plural import count
+from ragkv.report.words import count
 
 ROOT = Path(__file__).parents[2]
 

@@ -1,7 +1,5 @@
 """What the page is drawn from: the trace, a prompt's parts, ranks, words."""
 
-from __future__ import annotations
-
 import json
 import pickle
 from dataclasses import replace
@@ -14,8 +12,8 @@ from ragkv import Prefilled
 from ragkv.errors import ConfigError
 from ragkv.report.page.page import page as draw
 from ragkv.report.page.parts import parts, standing
-from ragkv.report.page.words import percent, safe, seconds
 from ragkv.report.trace import Trace
+from ragkv.report.words import percent, safe, seconds
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,5 @@
 """Which prompt takes the chunks that a retriever named."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from contextvars import copy_context

@@ -1,8 +1,5 @@
 """The auxiliary model's scores of many chunks, against a pass of transformers for each."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -15,7 +12,6 @@ from ragkv.model.loaded import require_reusable
 from ragkv.select import auxiliary
 from ragkv.select.auxiliary import Auxiliary
 
-Make = Callable[..., RagKV]
 CHUNKS = [some_chunks(5, words)[index] for index, words in enumerate((40, 12, 60, 25, 33))]
 QUERY = " What is the answer?"
 
@@ -48,7 +44,7 @@ def calls_of(engine: RagKV) -> list[int]:
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "mistral-window", "gemma3", "phi3"])
-def test_all_chunks_are_scored_in_one_pass(make_engine: Make, family: str) -> None:
+def test_all_chunks_are_scored_in_one_pass(make_engine, family):
     engine = make_engine(family, attention="eager")
     engine.precompute(CHUNKS)
     expected = [plain_scores(engine, chunk) for chunk in CHUNKS]
@@ -60,9 +56,7 @@ def test_all_chunks_are_scored_in_one_pass(make_engine: Make, family: str) -> No
         np.testing.assert_allclose(scores, wanted, atol=1e-5)
 
 
-def test_more_chunks_than_fit_in_memory_are_scored_in_turn(
-    make_engine: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_more_chunks_than_fit_in_memory_are_scored_in_turn(make_engine, monkeypatch):
     engine = make_engine()
     engine.precompute(CHUNKS)
     together = scorer(engine).score(CHUNKS, QUERY)
@@ -75,7 +69,7 @@ def test_more_chunks_than_fit_in_memory_are_scored_in_turn(
             np.testing.assert_allclose(one, other, atol=1e-6)
 
 
-def test_chunks_beyond_the_position_limit_have_a_pass_of_their_own(make_engine: Make) -> None:
+def test_chunks_beyond_the_position_limit_have_a_pass_of_their_own(make_engine):
     """There the model's rotary tables are others; a call has one."""
     engine = make_engine()
     engine.precompute(CHUNKS)

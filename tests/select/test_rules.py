@@ -1,7 +1,5 @@
 """The rules after published methods, each against a plain reference of its own."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -89,9 +87,7 @@ def eager_attention(ids: list[int], family: str) -> list[npt.NDArray[np.float32]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_cacheblend_scores_are_the_difference_to_a_full_prefill_at_layer_1(
-    make_engine: Make, family: str
-) -> None:
+def test_cacheblend_takes_the_largest_differences_to_a_full_prefill_at_layer_1(make_engine, family):
     got = run(make_engine, "cacheblend", family)
     reference = full_prefill(got.out.token_ids, family)
     fresh, cached = reference[1][1], got.before[1][1]
@@ -101,6 +97,9 @@ def test_cacheblend_scores_are_the_difference_to_a_full_prefill_at_layer_1(
     ]
     assert max(expected) > 0.1
     np.testing.assert_allclose(got.scores, expected, rtol=1e-3, atol=1e-5)
+    chosen = recomputed(got)
+    assert len(chosen) == round(0.3 * len(got.cached))
+    assert set(got.cached[np.argsort(-got.scores)[: len(chosen)]].tolist()) == chosen
     # layers 0 and 1 are exact for all tokens, and the others as they were
     tokens = len(got.out.token_ids)
     for before, after, full in zip(got.before, got.after, reference, strict=True):
@@ -110,17 +109,8 @@ def test_cacheblend_scores_are_the_difference_to_a_full_prefill_at_layer_1(
         assert torch.equal(before[2:], after[2:])
 
 
-def test_cacheblend_chooses_the_largest_differences(make_engine: Make) -> None:
-    got = run(make_engine, "cacheblend")
-    chosen = recomputed(got)
-    assert len(chosen) == round(0.3 * len(got.cached))
-    assert set(got.cached[np.argsort(-got.scores)[: len(chosen)]].tolist()) == chosen
-
-
 @pytest.mark.parametrize("name", ["cacheblend", "cachecraft"])
-def test_a_model_of_one_layer(
-    make_engine: Make, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_a_model_of_one_layer(make_engine, monkeypatch, name):
     monkeypatch.setitem(tiny.SIZE, "num_hidden_layers", 1)
     got = run(make_engine, name)
     assert np.isfinite(got.scores).all()
@@ -135,8 +125,8 @@ def test_a_model_of_one_layer(
     ("family", "layers", "observed"), [*((each, 4, 2) for each in FAMILIES), ("llama", 23, 3)]
 )
 def test_cachecraft_ranks_entries_by_the_first_layers_attention_to_earlier_chunks(
-    make_engine: Make, monkeypatch: pytest.MonkeyPatch, family: str, layers: int, observed: int
-) -> None:
+    make_engine, monkeypatch, family, layers, observed
+):
     """Above these no layer runs, and of their CFO nothing is measured: it is 1/2."""
     monkeypatch.setitem(tiny.SIZE, "num_hidden_layers", layers)
     got = run(make_engine, "cachecraft", family)
@@ -158,7 +148,7 @@ def test_cachecraft_ranks_entries_by_the_first_layers_attention_to_earlier_chunk
 
 
 @pytest.mark.parametrize("ratio", [0.05, 0.3, 0.6, "auto"])
-def test_cachecraft_gives_every_entry_the_same_share(make_engine: Make, ratio: Any) -> None:
+def test_cachecraft_gives_every_entry_the_same_share(make_engine, ratio):
     """With one alpha, ``ceil(alpha / 2 |Ci|)`` tokens of every chunk but one; of auto it is 1."""
     got = run(make_engine, "cachecraft", ratio=ratio)
     paid, chosen = plain_inter(got, "llama", 2), recomputed(got)
@@ -175,7 +165,7 @@ def test_cachecraft_gives_every_entry_the_same_share(make_engine: Make, ratio: A
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral-window"])
-def test_cachecraft_takes_the_first_chunk_last(make_engine: Make, family: str) -> None:
+def test_cachecraft_takes_the_first_chunk_last(make_engine, family):
     got = run(make_engine, "cachecraft", family, ratio=0.85)
     chosen = recomputed(got)
     first, *others = [slots.tolist() for slots in got.chunks]
@@ -185,7 +175,7 @@ def test_cachecraft_takes_the_first_chunk_last(make_engine: Make, family: str) -
     assert max(head) < min(map(min, rest))
 
 
-def test_context_impact_of_a_hand_made_example() -> None:
+def test_context_impact_of_a_hand_made_example():
     """Two chunks of two tokens and one of one; attention summed over each pair of them."""
     between = np.array([[2.0, 0.0, 0.0], [0.8, 1.2, 0.0], [0.1, 0.3, 0.2]])
     first, second, third = context_impact(between, np.array([2, 2, 1]))
@@ -199,9 +189,7 @@ def test_context_impact_of_a_hand_made_example() -> None:
 @pytest.mark.usefixtures("each_implementation")
 @pytest.mark.parametrize("window", [None, 5])
 @pytest.mark.parametrize("rows", [range(17), [2, 3, 7, 8, 9, 11, 15]])
-def test_attention_sums_go_in_blocks(
-    monkeypatch: pytest.MonkeyPatch, window: int | None, rows: list[int]
-) -> None:
+def test_attention_sums_go_in_blocks(monkeypatch, window, rows):
     """Six heads over two KV heads, in blocks of four rows, against loops in float64."""
     monkeypatch.setattr("ragkv.attend.observe._ROW_BLOCK", 4)
     generator = torch.Generator().manual_seed(0)
@@ -223,9 +211,7 @@ def test_attention_sums_go_in_blocks(
 @pytest.mark.parametrize("window", [None, 5])
 @pytest.mark.parametrize("score_rule", [None, ScoreRule(1.5), SINKS])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_who_asks_for_all_rows_leaves_the_attention_little_to_do(
-    window: int | None, dtype: torch.dtype, score_rule: ScoreRule | None
-) -> None:
+def test_who_asks_for_all_rows_leaves_the_attention_little_to_do(window, dtype, score_rule):
     """What the query pays serves the attention itself, too: K is read once."""
     generator = torch.Generator().manual_seed(0)
     query = torch.randn(1, 6, 7, 8, generator=generator).to(dtype)
@@ -245,9 +231,7 @@ def test_who_asks_for_all_rows_leaves_the_attention_little_to_do(
 
 @pytest.mark.parametrize("score_rule", [None, SINKS])
 @pytest.mark.parametrize("window", [None, 5])
-def test_a_kernel_sees_what_is_seen_without_it(
-    monkeypatch: pytest.MonkeyPatch, window: int | None, score_rule: ScoreRule | None
-) -> None:
+def test_a_kernel_sees_what_is_seen_without_it(monkeypatch, window, score_rule):
     """As on a GPU, with the kernels' twins; where a gradient is wanted, there is no kernel."""
     generator = torch.Generator().manual_seed(0)
     query = torch.randn(1, 6, 7, 8, generator=generator)
@@ -264,9 +248,7 @@ def test_a_kernel_sees_what_is_seen_without_it(
 
 
 @pytest.mark.parametrize("family", ["mistral-window", "gpt-oss"])
-def test_kernels_choose_what_is_chosen_without_them(
-    make_engine: Make, monkeypatch: pytest.MonkeyPatch, family: str
-) -> None:
+def test_kernels_choose_what_is_chosen_without_them(make_engine, monkeypatch, family):
     expected = run(make_engine, "query", family)
     for room in ("attend.observe", "attend.rows"):
         monkeypatch.setattr(f"ragkv.{room}.suits_kernels", lambda *_: True)
@@ -308,9 +290,7 @@ def query_scores(family: str, scene: Scene) -> npt.NDArray[np.float64]:
 
 
 @pytest.mark.parametrize("family", [*FAMILIES, "phi3"])
-def test_query_is_scored_in_the_middle_layers_that_see_the_whole_prompt(
-    make_engine: Make, family: str
-) -> None:
+def test_query_is_scored_in_the_middle_layers_that_see_the_whole_prompt(make_engine, family):
     engine = make_engine(family)
     engine.precompute(UNEVEN)
     method, seen = spy_on(get_method("query"), lambda scene: query_scores(family, scene))
@@ -319,7 +299,7 @@ def test_query_is_scored_in_the_middle_layers_that_see_the_whole_prompt(
     np.testing.assert_allclose(scores, expected, rtol=1e-4, atol=1e-6)
 
 
-def test_a_window_as_long_as_the_prompt_is_none() -> None:
+def test_a_window_as_long_as_the_prompt_is_none():
     def seeing_all(tokens: int, layers: range) -> list[int]:
         model: Any = SimpleNamespace(architecture=SimpleNamespace(windows=(48, None, 48, 60)))
         scene: Any = SimpleNamespace(loaded=model, layout=range(tokens))

@@ -1,7 +1,5 @@
 """A server over a tiny model: in this thread's event loop, or listening in a thread."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import partial

@@ -1,7 +1,5 @@
 """Models, health, version, tokens, metrics."""
 
-from __future__ import annotations
-
 from contextlib import ExitStack
 from importlib.metadata import version
 

@@ -1,7 +1,5 @@
 """Chat and text completions: what the engine says, in OpenAI's form."""
 
-from __future__ import annotations
-
 import pytest
 from served import CHAT, CHUNKS, TEXT, chat, client_of, events
 from threads import each_in_a_thread
@@ -69,9 +67,9 @@ def test_usage_names_the_tokens_from_history(make_engine, serves, streaming):
             else:
                 answer = client.post(CHAT, json=body).json()
             report, details = answer["ragkv"], answer["usage"]["prompt_tokens_details"]
-            former = report["tokens"]["history_exact"] + report["tokens"]["history_repaired"]
-            assert details["history_tokens"] == report["tokens"]["history"] == former
-            return former
+            rows = report["tokens"]["history_exact"] + report["tokens"]["history_repaired"]
+            assert details["history_tokens"] == report["tokens"]["history"] == rows
+            return rows
 
         assert found() == 0
         assert (found() > 100) == serves

@@ -1,7 +1,5 @@
 """Chunks over HTTP: precompute, prefetch, look for, delete."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

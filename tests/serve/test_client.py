@@ -1,7 +1,5 @@
 """RemoteRagKV against a stub: what is sent, what comes back, what goes wrong."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import pickle
@@ -311,7 +309,7 @@ def test_a_corpus_goes_in_parts_and_a_document_whole(connect, stub):
 
 def test_chunks_are_looked_up_deleted_and_prefetched(connect, stub):
     stub.answers |= {
-        "GET /v1/chunks": [{"text_known": True}],
+        "GET /v1/chunks": [{"text_known": True}] * 2,
         "DELETE /v1/chunks": [{"deleted": 1}, {"deleted": 4}],
         "POST /v1/chunks/prefetch": [{"prefetching": 1}, {"prefetching": 2}],
         "POST /v1/sink": [{"sink": "Read:"}],
@@ -319,6 +317,8 @@ def test_chunks_are_looked_up_deleted_and_prefetched(connect, stub):
     kv = connect(reuse=ReuseConfig(sink="Read:"))
     assert kv.contains("a & b") is True
     assert stub.requests[-1].url.params.multi_items() == [("text", "a & b"), ("sink", "Read:")]
+    assert connect().contains("a", method="prefix")
+    assert stub.requests[-1].url.params.multi_items() == [("text", "a"), ("method", "prefix")]
     assert (kv.forget("a"), kv.forget(document="d")) == (1, 4)
     kv.prefetch(["a"], method="epic")
     kv.prefetch(["c", "b"], for_next_answer=False)
@@ -381,12 +381,6 @@ def test_the_client_knows_neither_server_nor_engine():
     others = ("torch", "transformers", "fastapi", "ragkv.serve", "ragkv.engine", "ragkv.store")
     code = f"import ragkv.client.connection, sys; print([m for m in {others} if m in sys.modules])"
     assert output_of(code).strip() == "[]"
-
-
-def test_a_chunk_is_looked_up_for_a_method(connect, stub):
-    stub.answers["GET /v1/chunks"] = [{"text_known": True}]
-    assert connect().contains("a", method="prefix")
-    assert stub.requests[-1].url.params.multi_items() == [("text", "a"), ("method", "prefix")]
 
 
 @pytest.mark.parametrize("way", ["engine", "call"])

@@ -1,7 +1,5 @@
 """Earlier messages as clients send them back: what changes nothing is taken, what is wrong named."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

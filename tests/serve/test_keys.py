@@ -1,7 +1,5 @@
 """Keys, and what each of them sees."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

@@ -1,7 +1,5 @@
 """What a server bounds: bodies, its queue, the time, and its own end."""
 
-from __future__ import annotations
-
 import json
 import socket
 import threading

@@ -1,7 +1,5 @@
 """Open WebUI's requests, and what its page in the documents says to set."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

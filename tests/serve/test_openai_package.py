@@ -1,7 +1,5 @@
 """The ``openai`` package as it is, against a server."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import openai

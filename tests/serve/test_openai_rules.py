@@ -1,7 +1,5 @@
 """What OpenAI's API refuses and has beside answers, by the ``openai`` package and by hand."""
 
-from __future__ import annotations
-
 import copy
 import json
 import logging
@@ -20,6 +18,7 @@ from ragkv.client import RemoteRagKV
 from ragkv.errors import ConfigError
 
 ONE = {"type": "object", "properties": {"x": {"enum": [1, 2]}}, "required": ["x"]}
+ODD_FORMAT = {"type": "object", "properties": {"a": {"format": []}}}
 NO_PARAMETERS = [[], {"type": "string"}, {"type": ["array", "null"]}, True]
 
 
@@ -79,6 +78,15 @@ REFUSED = [
     ({"tools": TOOLS, "tool_choice": "jump"}, "tool_choice", "Input should be"),
     ({"tools": TOOLS, "parallel_tool_calls": "no"}, "parallel_tool_calls", "boolean"),
     ({"tools": 5}, "tools", "list"),
+    ({"tool_choice": "sometimes"}, "tool_choice", "'required'"),
+    (
+        {"tools": [tool("f", ODD_FORMAT)], "tool_choice": "required"},
+        *("tools", "format must be"),
+    ),
+    ({"stop": [f"s{at}" for at in range(20)]}, "stop", "at most 16"),
+    ({"stop": ["a", 5]}, "stop.1", "string"),
+    ({"ragkv": {"recompute_ratio": "x"}}, "ragkv.recompute_ratio", "number"),
+    ({"stop": 5}, "stop", "string"),
     ({"tools": [{"type": "function"}]}, "tools", "a tool must be"),
     *(({"tools": [tool("f", each)]}, "tools", "'f' must be") for each in NO_PARAMETERS),
     ({"functions": [{"name": "f"}]}, "functions", "use 'tools'"),

@@ -1,7 +1,5 @@
 """Pages in browsers: which origins may send requests, and what their preflights get."""
 
-from __future__ import annotations
-
 import pytest
 from served import CHAT, chat, client_of, refused
 

@@ -1,7 +1,5 @@
 """Routing keys: where they come from, and that a proxy sends by them where chunks are warm."""
 
-from __future__ import annotations
-
 import random
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Text completions of token ids: those that are sent are read, and the answers' are spelled."""
 
-from __future__ import annotations
-
 import pytest
 from served import CHAT, CHUNKS, TEXT, events, refused
 from tiny import ask

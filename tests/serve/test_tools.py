@@ -1,7 +1,5 @@
 """Tools and response formats in OpenAI's form, by its own package."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Aligning cached chunks with the prompt's tokens."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
@@ -32,7 +30,7 @@ def laid(prompt: str, *chunks: str, sink: str = "") -> Layout:
     return lay_out(tokens, sink_ids, found)
 
 
-def test_matched_rows_have_the_prompts_ids() -> None:
+def test_matched_rows_have_the_prompts_ids():
     first, second = some_chunks(2)
     layout = laid(f"Head\n\n{first}\n\n{second}\n\nTail?", first, second)
     assert len(layout.placed) == 2
@@ -43,7 +41,7 @@ def test_matched_rows_have_the_prompts_ids() -> None:
         assert np.all(np.diff(piece.rows) > 0)
 
 
-def test_tokens_that_merge_with_their_neighbours_are_fresh() -> None:
+def test_tokens_that_merge_with_their_neighbours_are_fresh():
     chunk = some_chunks(1)[0]
     layout = laid(f"xx{chunk}yy tail", chunk)
     piece = layout.placed[0]
@@ -53,7 +51,7 @@ def test_tokens_that_merge_with_their_neighbours_are_fresh() -> None:
     assert len(piece.slots) > len(piece.entry) - 6
 
 
-def test_the_bytes_of_an_emoji_are_matched_one_by_one() -> None:
+def test_the_bytes_of_an_emoji_are_matched_one_by_one():
     chunk = "emoji 😀😀👨‍👩‍👧 你好 and more words after them"
     layout = laid(f"Start.\n{chunk}\nEnd.", chunk)
     piece = layout.placed[0]
@@ -61,7 +59,7 @@ def test_the_bytes_of_an_emoji_are_matched_one_by_one() -> None:
     assert np.array_equal(layout.ids[piece.slots], piece.entry.token_ids)
 
 
-def test_a_cut_chunk_is_used_up_to_its_cut() -> None:
+def test_a_cut_chunk_is_used_up_to_its_cut():
     chunk = some_chunks(1)[0]
     prompt = f"{chunk[:100]} ... and something else entirely"
     tokens = tokenize(Rendered(prompt, add_special_tokens=False), tiny_tokenizer())
@@ -73,14 +71,14 @@ def test_a_cut_chunk_is_used_up_to_its_cut() -> None:
     assert layout.offsets[piece.slots, 1].max() <= 100
 
 
-def test_the_last_token_is_always_fresh() -> None:
+def test_the_last_token_is_always_fresh():
     chunk = some_chunks(1)[0]
     layout = laid(chunk, chunk)
     assert layout.origin[-1] == Origin.FRESH
     assert (layout.origin[:-1] == Origin.CACHED).all()
 
 
-def test_sink_is_the_common_head() -> None:
+def test_sink_is_the_common_head():
     chunk = some_chunks(1)[0]
     layout = laid(f"The shared head\n{chunk}\nq", chunk, sink="The shared head\n")
     assert layout.sink == len(tokenize(Rendered("The shared head\n", False), tiny_tokenizer()))
@@ -88,7 +86,7 @@ def test_sink_is_the_common_head() -> None:
     assert 0 < other.sink < layout.sink
 
 
-def test_exact_prefix_keeps_only_the_first_chunk_right_behind_the_sink() -> None:
+def test_exact_prefix_keeps_only_the_first_chunk_right_behind_the_sink():
     first, second = some_chunks(2)
     sink = "The shared head\n"
     layout = laid(f"{sink}{first}\n\n{second}\n\nq", first, second, sink=sink)
@@ -102,7 +100,7 @@ def test_exact_prefix_keeps_only_the_first_chunk_right_behind_the_sink() -> None
     assert exact_prefix(other).placed == ()
 
 
-def test_heads_of_templates() -> None:
+def test_heads_of_templates():
     tokenizer = tiny_tokenizer()
     assert chat_head(tokenizer) == "<|bos|><|im_start|>user\n"
     assert template_head("Context:\n{context_str}\nQuery: {q}", tokenizer) == "Context:\n"
@@ -118,7 +116,7 @@ def test_heads_of_templates() -> None:
     )
 
 
-def test_sinks_get_the_special_tokens_that_prompts_get() -> None:
+def test_sinks_get_the_special_tokens_that_prompts_get():
     plain = tiny_tokenizer()
     raw = Tokenizer.from_str(plain.backend_tokenizer.to_str())
     raw.post_processor = processors.TemplateProcessing(
@@ -141,7 +139,7 @@ def test_sinks_get_the_special_tokens_that_prompts_get() -> None:
 
 
 @pytest.mark.parametrize("end", ["\n", "\n\n", "\n---\n", " ", ":"])
-def test_a_sink_is_tokenised_as_it_reads_in_the_prompt(end: str) -> None:
+def test_a_sink_is_tokenised_as_it_reads_in_the_prompt(end):
     tokenizer = tiny_tokenizer()
     sink = Rendered("Use the passages" + end, add_special_tokens=False)
     ids = sink_tokens(sink, tokenizer).ids

@@ -1,7 +1,5 @@
 """The store of each kind, for what all of them do."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What every store does, whatever it stands on."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 
@@ -11,13 +9,11 @@ import torch
 from store_entries import DTYPES, FINGERPRINT, OTHER, make_entry, same, without_syncs  # noqa: F401
 from threads import each_in_a_thread
 
-from ragkv.store import ChunkStore
-
 pytestmark = pytest.mark.usefixtures("without_syncs")
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_returns_what_was_put(store: ChunkStore, dtype: str) -> None:
+def test_returns_what_was_put(store, dtype):
     fingerprint = replace(FINGERPRINT, dtype=dtype)
     entry = make_entry("a chunk", dtype=dtype)
     assert store.put(entry, fingerprint) >= entry.nbytes
@@ -29,7 +25,7 @@ def test_returns_what_was_put(store: ChunkStore, dtype: str) -> None:
 
 
 @pytest.mark.parametrize("field", ["weights", "tokenizer", "attention", "dtype", "sink", "codec"])
-def test_a_hit_needs_the_whole_fingerprint(store: ChunkStore, field: str) -> None:
+def test_a_hit_needs_the_whole_fingerprint(store, field):
     assert store.get("a chunk", FINGERPRINT).reason == "absent"
     store.put(make_entry("a chunk"), FINGERPRINT)
     foreign = replace(FINGERPRINT, **{field: "another"})
@@ -39,7 +35,7 @@ def test_a_hit_needs_the_whole_fingerprint(store: ChunkStore, field: str) -> Non
     assert store.get("a chunk ", FINGERPRINT).reason == "absent"
 
 
-def test_keeps_one_entry_for_each_fingerprint(store: ChunkStore) -> None:
+def test_keeps_one_entry_for_each_fingerprint(store):
     first, second = make_entry("a chunk"), make_entry("a chunk", layers=3)
     store.put(first, FINGERPRINT)
     store.put(second, OTHER)
@@ -48,13 +44,13 @@ def test_keeps_one_entry_for_each_fingerprint(store: ChunkStore) -> None:
     assert list(store.texts()) == ["a chunk"]
 
 
-def test_the_last_put_counts(store: ChunkStore) -> None:
+def test_the_last_put_counts(store):
     store.put(make_entry("a chunk", tokens=9), FINGERPRINT)
     store.put(make_entry("a chunk"), FINGERPRINT)
     assert same(store.get("a chunk", FINGERPRINT).entry, make_entry("a chunk"))
 
 
-def test_delete_removes_every_entry_of_a_text(store: ChunkStore) -> None:
+def test_delete_removes_every_entry_of_a_text(store):
     for text in ("a", "b"):
         for fingerprint in (FINGERPRINT, OTHER):
             store.put(make_entry(text), fingerprint)
@@ -70,7 +66,7 @@ def test_delete_removes_every_entry_of_a_text(store: ChunkStore) -> None:
     assert same(store.get("a", FINGERPRINT).entry, make_entry("a"))
 
 
-def test_changes_tell_what_came_since(store: ChunkStore) -> None:
+def test_changes_tell_what_came_since(store):
     assert store.changes(0)[:2] == (0, [])
     store.put(make_entry("a"), FINGERPRINT)
     store.put(make_entry("b"), FINGERPRINT)
@@ -111,7 +107,7 @@ def test_changes_tell_what_came_since(store: ChunkStore) -> None:
     ],
     ids=ascii,
 )
-def test_any_text_is_a_key(store: ChunkStore, text: str) -> None:
+def test_any_text_is_a_key(store, text):
     store.put(make_entry(text), FINGERPRINT)
     assert same(store.get(text, FINGERPRINT).entry, make_entry(text))
     assert list(store.texts()) == [text]
@@ -119,7 +115,7 @@ def test_any_text_is_a_key(store: ChunkStore, text: str) -> None:
     assert store.delete(text) == 1
 
 
-def test_two_lone_surrogates_are_not_the_character_they_would_make(store: ChunkStore) -> None:
+def test_two_lone_surrogates_are_not_the_character_they_would_make(store):
     lone, whole = "\ud83d" + "\ude00", "\N{GRINNING FACE}"
     store.put(make_entry(lone), FINGERPRINT)
     assert store.get(whole, FINGERPRINT).reason == "absent"
@@ -129,7 +125,7 @@ def test_two_lone_surrogates_are_not_the_character_they_would_make(store: ChunkS
     assert sorted(store.texts()) == sorted([lone, whole])
 
 
-def test_views_are_stored_by_their_content(store: ChunkStore) -> None:
+def test_views_are_stored_by_their_content(store):
     plain = make_entry("a chunk", layers=2, heads=2, tokens=3)
     batch = torch.zeros(2, 5, 2, 3, 4)
     batch[:, 1], batch[:, 4] = plain.keys, plain.values
@@ -138,12 +134,12 @@ def test_views_are_stored_by_their_content(store: ChunkStore) -> None:
     assert same(store.get("a chunk", FINGERPRINT).entry, plain)
 
 
-def test_close_twice(store: ChunkStore) -> None:
+def test_close_twice(store):
     store.close()
     store.close()
 
 
-def test_threads_never_see_another_chunks_entry(store: ChunkStore) -> None:
+def test_threads_never_see_another_chunks_entry(store):
     texts = [f"chunk {number}" for number in range(6)]
     wanted = {text: make_entry(text) for text in texts}
     wrong: list[object] = []

@@ -1,9 +1,7 @@
 """Stats, verify and copy, over the simplest backend."""
 
-from __future__ import annotations
-
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 
@@ -38,7 +36,7 @@ def kinds_of(store: ChunkStore) -> list[tuple[str, str]]:
     return [(problem.key, problem.kind) for problem in verify(store).problems]
 
 
-def test_stats_count(store: ChunkStore):
+def test_stats_count(store):
     found = stats(store)
     assert (found.texts, found.documents, found.entries, found.expired) == (2, 2, 3, 0)
     assert found.nbytes == sum(info.nbytes for info in store.entries())
@@ -49,7 +47,7 @@ def test_stats_count(store: ChunkStore):
     assert stats(store).expired == 1
 
 
-def test_a_whole_store_has_no_problems(store: ChunkStore):
+def test_a_whole_store_has_no_problems(store):
     found = verify(store)
     assert found.sound
     assert not found.problems
@@ -92,9 +90,7 @@ def no_log(store: ChunkStore) -> None:
         (no_log, "damaged", text_key(digest_of_text("b"))),
     ],
 )
-def test_damage_is_found_and_healed(
-    store: ChunkStore, harm: Callable[[ChunkStore], None], kind: str, where: str
-):
+def test_damage_is_found_and_healed(store, harm, kind, where):
     harm(store)
     found = verify(store)
     assert not found.sound
@@ -112,7 +108,7 @@ def test_damage_is_found_and_healed(
     assert set(store.changes(0)[1]) >= {"a", "b"}
 
 
-def test_what_interrupted_writers_leave_is_orphaned(store: ChunkStore):
+def test_what_interrupted_writers_leave_is_orphaned(store):
     backend = store.backend
     backend.delete(text_key(digest_of_text("b")))
     backend.delete(key_of("a"))
@@ -143,7 +139,7 @@ def test_what_is_deleted_while_it_is_verified_is_no_damage():
     assert not other.contains("a", FINGERPRINT)
 
 
-def test_other_versions_are_left_alone(store: ChunkStore):
+def test_other_versions_are_left_alone(store):
     names = [key_of("b").replace("-v2", "-v9"), "elsewhere/x", "log/x", "held/x"]
     for name in names:
         store.backend.put(name, [b"later"])
@@ -160,7 +156,7 @@ def carried_texts(store: ChunkStore) -> dict[tuple[str, str], tuple[object, ...]
     }
 
 
-def test_a_copy_has_everything(store: ChunkStore):
+def test_a_copy_has_everything(store):
     with closing(ChunkStore(MemoryBackend())) as other:
         done = copy_store(store, other)
         assert (done.entries, done.existing, done.damaged) == (3, 0, 0)
@@ -174,7 +170,7 @@ def test_a_copy_has_everything(store: ChunkStore):
         assert same(other.get("a", FINGERPRINT).entry, make_entry("a"))
 
 
-def test_what_the_target_has_stays_and_documents_are_added(store: ChunkStore):
+def test_what_the_target_has_stays_and_documents_are_added(store):
     with closing(ChunkStore(MemoryBackend())) as other:
         put_texts(other, "ac", Terms("three"))
         assert copy_store(store, other).existing == 1
@@ -182,7 +178,7 @@ def test_what_the_target_has_stays_and_documents_are_added(store: ChunkStore):
         assert other.documents("c") == ["three"]
 
 
-def test_damaged_and_foreign_entries_are_not_copied(store: ChunkStore):
+def test_damaged_and_foreign_entries_are_not_copied(store):
     flipped(store)
     put_texts(store, "cd")
     store.backend.put(key_of("c"), [store.backend.get(key_of("a"))])  # moved
@@ -192,7 +188,7 @@ def test_damaged_and_foreign_entries_are_not_copied(store: ChunkStore):
         assert verify(other).sound
 
 
-def test_an_interrupted_copy_goes_on(store: ChunkStore):
+def test_an_interrupted_copy_goes_on(store):
     class Full(MemoryBackend):
         def put(self, key: str, parts: Sequence[Bytes]) -> None:
             if key == entry_key(digest_of_text("b"), digest_of_fingerprint(FINGERPRINT)):
@@ -207,7 +203,7 @@ def test_an_interrupted_copy_goes_on(store: ChunkStore):
         assert carried_texts(other) == carried_texts(store)
 
 
-def test_what_is_deleted_while_it_is_copied_is_left_out(store: ChunkStore):
+def test_what_is_deleted_while_it_is_copied_is_left_out(store):
     class Deleting(MemoryBackend):
         def put(self, key: str, parts: Sequence[Bytes]) -> None:
             super().put(key, parts)
@@ -220,7 +216,7 @@ def test_what_is_deleted_while_it_is_copied_is_left_out(store: ChunkStore):
         assert (done.entries, done.damaged) == (1, 0)
 
 
-def test_a_copy_needs_a_writable_target(store: ChunkStore):
+def test_a_copy_needs_a_writable_target(store):
     with (
         closing(ChunkStore(MemoryBackend(), read_only=True)) as other,
         pytest.raises(StoreError, match="read_only"),

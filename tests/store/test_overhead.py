@@ -1,7 +1,5 @@
 """Cache-Craft's formulas, against plain loops."""
 
-from __future__ import annotations
-
 import random
 
 import pytest
@@ -21,7 +19,7 @@ def swaps(order: list[int]) -> int:
 
 
 @pytest.mark.parametrize("seed", range(50))
-def test_overlap_and_penalty_are_those_of_plain_loops(seed: int) -> None:
+def test_overlap_and_penalty_are_those_of_plain_loops(seed):
     draw = random.Random(seed)
     texts = [f"chunk {at}" for at in range(7)]
     old, new = draw.sample(texts, draw.randint(1, 6)), draw.sample(texts, draw.randint(0, 6))
@@ -36,7 +34,7 @@ def test_overlap_and_penalty_are_those_of_plain_loops(seed: int) -> None:
     assert order_penalty(old, new) == pytest.approx(swaps(order) / pairs if pairs else 0.0)
 
 
-def test_a_hand_made_example() -> None:
+def test_a_hand_made_example():
     """Of attention 4 + 1 + 3, the new prompt has 4 + 3, in the other order, and one more chunk."""
     old, new, inter = ["A", "B", "C"], ["C", "X", "A"], [4.0, 1.0, 3.0]
     assert prefix_overlap(old, inter, new) == 7 / 8
@@ -47,7 +45,7 @@ def test_a_hand_made_example() -> None:
     assert order_penalty(["A", "B", "C"], ["A", "C", "B"]) == pytest.approx(1 / 3)
 
 
-def test_the_edges() -> None:
+def test_the_edges():
     assert prefix_overlap(["A"], [2.0], ["A"]) == 1.0
     assert prefix_overlap(["A"], [2.0], ["B"]) == prefix_overlap(["A"], [2.0], []) == 0.0
     assert prefix_overlap(["A"], [0.0], ["B"]) == 1.0  # it attends to none of them

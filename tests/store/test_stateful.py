@@ -1,7 +1,5 @@
 """A tiered store over a backend, against a plain dictionary, in any order of calls of two processes."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from unittest import mock

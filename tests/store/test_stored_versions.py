@@ -1,9 +1,6 @@
 """Versions in a store: what comes back, what is refused, and what deletes them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -51,7 +48,7 @@ def keys(store: ChunkStore, room: str) -> list[str]:
     return [key.name for key in store.backend.scan(f"{room}/")]
 
 
-def test_what_was_put_comes_back(store: ChunkStore) -> None:
+def test_what_was_put_comes_back(store):
     one, own = version(), list(store.entries())
     assert put(store, one) > rows_of(one).nbytes
     (found,) = StoredVersions(store).of(C, FINGERPRINT)
@@ -69,7 +66,7 @@ def test_what_was_put_comes_back(store: ChunkStore) -> None:
     assert store.get(C, one.stored_as).reason == "fingerprint"
 
 
-def test_versions_of_several_contexts_stand_side_by_side(store: ChunkStore) -> None:
+def test_versions_of_several_contexts_stand_side_by_side(store):
     all_of_c = [version(C, prefix) for prefix in ((A, B), (B, A), (A,))]
     for each in all_of_c:
         put(store, each)
@@ -82,7 +79,7 @@ def test_versions_of_several_contexts_stand_side_by_side(store: ChunkStore) -> N
 
 
 @pytest.mark.parametrize("gone", [A, B, C])
-def test_deleting_any_of_its_chunks_deletes_its_bytes(store: ChunkStore, gone: str) -> None:
+def test_deleting_any_of_its_chunks_deletes_its_bytes(store, gone):
     one = version()
     put(store, one)
     put(store, version(B, (A,)))
@@ -96,14 +93,14 @@ def test_deleting_any_of_its_chunks_deletes_its_bytes(store: ChunkStore, gone: s
     assert verify(store).problems == []
 
 
-def test_forgetting_a_document_deletes_the_versions_behind_its_chunks(store: ChunkStore) -> None:
+def test_forgetting_a_document_deletes_the_versions_behind_its_chunks(store):
     store.retain(A, FINGERPRINT, Terms("handbook"))
     put(store, version())
     store.forget_document("handbook")
     assert keys(store, "version") == []
 
 
-def test_behind_what_is_not_stored_none_is_kept(store: ChunkStore) -> None:
+def test_behind_what_is_not_stored_none_is_kept(store):
     assert put(store, version(C, (A, "unknown"))) == 0
     assert put(store, version("unknown", (A,))) == 0
     assert keys(store, "version") == []
@@ -111,7 +108,7 @@ def test_behind_what_is_not_stored_none_is_kept(store: ChunkStore) -> None:
     assert keys(store, "behind") == []
 
 
-def test_remains_of_an_interrupted_deletion_go_with_gc(store: ChunkStore) -> None:
+def test_remains_of_an_interrupted_deletion_go_with_gc(store):
     put(store, version())
     store.backend.delete(names.text_key(names.digest_of_text(A)))
     store.gc()
@@ -119,7 +116,7 @@ def test_remains_of_an_interrupted_deletion_go_with_gc(store: ChunkStore) -> Non
 
 
 @pytest.mark.parametrize("at", ["header", "layers"])
-def test_a_damaged_version_is_deleted(store: ChunkStore, at: str) -> None:
+def test_a_damaged_version_is_deleted(store, at):
     one = version()
     put(store, one)
     (key,) = keys(store, "version")
@@ -135,7 +132,7 @@ def test_a_damaged_version_is_deleted(store: ChunkStore, at: str) -> None:
     assert keys(store, "version") == []
 
 
-def test_a_version_in_anothers_place_is_not_used(store: ChunkStore) -> None:
+def test_a_version_in_anothers_place_is_not_used(store):
     one = version()
     put(store, one)
     (key,) = keys(store, "version")
@@ -152,7 +149,7 @@ def test_a_version_in_anothers_place_is_not_used(store: ChunkStore) -> None:
 @pytest.mark.parametrize(
     "old", ['"prefix"', '"ranks":[', '"intra":0.7', '"expires_at":1', '"path":"', '"first":7', "[{"]
 )
-def test_forged_fields_are_refused(store: ChunkStore, old: str) -> None:
+def test_forged_fields_are_refused(store, old):
     one = version()
     field = to_field(one)
     assert old in field
@@ -174,9 +171,7 @@ def test_forged_fields_are_refused(store: ChunkStore, old: str) -> None:
         assert StoredVersions(store).of(C, FINGERPRINT) == []
 
 
-def test_a_version_is_not_taken_for_the_entry_nor_the_entry_for_a_version(
-    store: ChunkStore,
-) -> None:
+def test_a_version_is_not_taken_for_the_entry_nor_the_entry_for_a_version(store):
     one, own = version(), names.entry_key(names.digest_of_text(C), FINGERPRINT.digest)
     store.backend.put(own, list(encode(rows_of(one), FINGERPRINT, to_field(one)).parts()))
     assert [problem.kind for problem in verify(store).problems] == ["damaged"]
@@ -187,7 +182,7 @@ def test_a_version_is_not_taken_for_the_entry_nor_the_entry_for_a_version(
     assert StoredVersions(store).read(one) is None
 
 
-def test_tiers_hand_versions_on_and_memory_alone_keeps_none(tmp_path: Path) -> None:
+def test_tiers_hand_versions_on_and_memory_alone_keeps_none(tmp_path):
     tiers = tiered(tmp_path / "store")
     memory, one = open_store(":memory:"), version(C, (A,))
     for each in (tiers, memory):
@@ -203,7 +198,7 @@ def test_tiers_hand_versions_on_and_memory_alone_keeps_none(tmp_path: Path) -> N
     assert StoredVersions(tiers).of(C, FINGERPRINT) == []
 
 
-def test_a_full_place_keeps_what_it_has(tmp_path: Path) -> None:
+def test_a_full_place_keeps_what_it_has(tmp_path):
     entry = make_entry(A)
     one = DiskStore(tmp_path / "large").put(entry, FINGERPRINT)
     store = DiskStore(tmp_path / "small", budget=6 * one)

@@ -1,7 +1,5 @@
 """Processes of their own that say what they have done, and may be killed meanwhile."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import random

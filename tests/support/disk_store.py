@@ -1,7 +1,5 @@
 """Stores by their place: short for tests."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from ragkv import RagKV

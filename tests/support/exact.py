@@ -1,7 +1,5 @@
 """What holds for every model whose caches can be moved."""
 
-from __future__ import annotations
-
 import torch
 from tiny import ask, some_chunks
 

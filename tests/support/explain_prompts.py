@@ -1,7 +1,5 @@
 """A prompt with all that could go wrong on a page, and a reader of pages."""
 
-from __future__ import annotations
-
 from html.parser import HTMLParser
 
 from tiny import some_chunks

@@ -4,8 +4,6 @@ Prints for each case what the child answered, as JSON; a child that hangs is end
 own, since pytest's have threads and locks that a fork does not survive.
 """
 
-from __future__ import annotations
-
 import json
 import multiprocessing
 import os

@@ -1,7 +1,5 @@
 """Both wrappers behind one interface, for what they guard alike."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 

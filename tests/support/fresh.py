@@ -1,7 +1,5 @@
 """Programs in a process of their own: what forks, ends the interpreter or sets threads."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

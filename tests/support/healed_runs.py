@@ -1,7 +1,5 @@
 """Engines whose runs are healed, and what they have then."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Workers that are killed, one with an engine and one without a model."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

@@ -1,7 +1,5 @@
 """One client's way to a server: a relay that can be cut, held and slowed."""
 
-from __future__ import annotations
-
 import re
 import socket
 import threading

@@ -1,7 +1,5 @@
 """A server of ragkv over an engine: uvicorn in a thread, on a free port of this machine."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,7 +26,7 @@ class Listening:
 @contextmanager
 def serving(engine: RagKV, **settings: object) -> Iterator[Listening]:
     """Run a server in the block; ``settings`` are ServeConfig's."""
-    config = ServeConfig(port=0, **settings)  # type: ignore[arg-type]
+    config = ServeConfig(port=0, **settings)
     app = make_app(config, dict.fromkeys(config.namespaces, engine))
     ready = threading.Event()
     server = DrainingServer(app, config, on_ready=lambda _: ready.set(), log_level="critical")

@@ -1,7 +1,5 @@
 """Few cases of many axes: every pair of values of any two axes occurs together."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import combinations, product
 from typing import Any

@@ -1,7 +1,5 @@
 """Stopping the work of a named thread between two layers."""
 
-from __future__ import annotations
-
 import threading
 from functools import partial
 

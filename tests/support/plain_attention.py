@@ -1,7 +1,5 @@
 """What the uncached tokens pay to the others, by transformers' eager attention."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,12 +1,10 @@
 """What stands in for CUDA graphs where there is no GPU: it calls the function again."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch
 
-from ragkv.attend.graphs import Compute
+from ragkv.attend.recorder import Compute
 
 
 class Recording:
@@ -22,6 +20,7 @@ class Recording:
 
     def __init__(self, device: torch.device) -> None:
         del device
+        self._replays = False
 
     def capture(self, compute: Compute) -> tuple[Callable[[], object], torch.Tensor]:
         Recording.captured += 1
@@ -29,7 +28,15 @@ class Recording:
 
         def replay() -> None:
             out.fill_(float("nan"))
-            with torch.no_grad():
-                out.copy_(compute())
+            self._replays = True
+            try:
+                with torch.no_grad():
+                    out.copy_(compute())
+            finally:
+                self._replays = False
 
         return replay, out
+
+    def pause(self, work: Callable[[], object]) -> None:
+        if self._replays:
+            work()

@@ -1,7 +1,5 @@
 """Keys rotated and unrotated by the model's own tables, one at a time."""
 
-from __future__ import annotations
-
 import inspect
 from functools import lru_cache
 from typing import Any

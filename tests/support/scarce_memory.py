@@ -1,7 +1,5 @@
 """Memory that runs out at the n-th allocation, and what has to be as before then."""
 
-from __future__ import annotations
-
 import gc
 import itertools
 import weakref

@@ -9,8 +9,8 @@ from typing import Annotated, Any, Literal
 from llguidance import LLTokenizer
 from pydantic import BaseModel, ConfigDict, Field
 
+from ragkv.config.json_schema import resolved
 from ragkv.config.json_schema.grammar import matcher_of
-from ragkv.config.schema import resolved
 
 Letter = Literal["a", "b"]
 

@@ -11,8 +11,6 @@ It computes on the CPU, and refuses and notes what a GPU would refuse or be slow
   came out: streams know of one another's work by vector clocks.
 """
 
-from __future__ import annotations
-
 import itertools
 import threading
 import traceback
@@ -50,7 +48,7 @@ class Stream:
         self.number = next(self.numbers)
         self.known: dict[int, int] = {}  # stream -> how much of its work is done before what comes
 
-    def wait_stream(self, other: Stream) -> None:
+    def wait_stream(self, other: Self) -> None:
         with _lock:
             _learn(self.known, other.known)
 

@@ -1,7 +1,5 @@
 """What tests of the server share."""
 
-from __future__ import annotations
-
 import json
 import threading
 import time

@@ -1,7 +1,5 @@
 """Entries whose content follows from their text, so that any process can check them."""
 
-from __future__ import annotations
-
 import os
 import zlib
 from collections.abc import Iterable

@@ -3,8 +3,6 @@
 Writers race, writers die, and one process may not write.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -1,7 +1,5 @@
 """Servers that tests start, on free ports, and end."""
 
-from __future__ import annotations
-
 import shutil
 import signal
 import socket

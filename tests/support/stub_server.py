@@ -1,7 +1,5 @@
 """A stub of ``ragkv serve`` over HTTP, and clients of it."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import threading
@@ -13,7 +11,7 @@ import pytest
 
 from ragkv import ReuseReport
 from ragkv.client import RemoteRagKV
-from ragkv.report.account import PromptTokens
+from ragkv.report.account import ChunkUse, PromptTokens
 
 VERSION = {
     "version": "0.1.0",
@@ -23,8 +21,8 @@ VERSION = {
     "supported": True,
     "positions": 4096,
 }
-TOKENS = PromptTokens(sink=2, reused=1, recomputed=1, fresh=2)
-REPORT = ReuseReport("query", 0.2, 0.5, 0.01, TOKENS, positions=bytes([0, 0, 1, 2, 3, 3]))
+TOKENS = PromptTokens(bytes([0, 0, 1, 2, 3, 3]))
+REPORT = ReuseReport("query", 0.2, 0.01, TOKENS, chunks=(ChunkUse("A chunk", 2, 4, 1, 1),))
 
 
 def refused(status, code=None, headers=None, message="No."):

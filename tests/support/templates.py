@@ -1,7 +1,5 @@
 """Small chat templates, one of each kind, and what each kind is known for."""
 
-from __future__ import annotations
-
 import copy
 from functools import cache
 

@@ -1,7 +1,5 @@
 """Running a test's work in threads."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterable
 from typing import TypeVar

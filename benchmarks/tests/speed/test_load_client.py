@@ -57,13 +57,9 @@ async def test_texts_with_unicode_line_separators_and_split_lines():
 
 
 async def test_the_sources_of_a_report_add_up_to_the_prompt():
-    report = ReuseReport(
-        "query",
-        recompute_ratio=0.5,
-        effective_ratio=0.4,
-        ttft_s=0.01,
-        tokens=PromptTokens(10, 24, 10, reused=5, version=6, recomputed=4, fresh=1, exact=34),
-    )
+    numbers = (10, 5, 4, 1, 24, 10, 6)
+    origins = b"".join(bytes([at]) * number for at, number in enumerate(numbers))
+    report = ReuseReport("query", 0.5, 0.01, PromptTokens(origins, exact=34))
     last = {**usage(60, 1), "ragkv": report.to_dict()}
     found = await answer_to(Reply([piece("a"), end(), last, DONE]))
     assert sum(found.sources.values()) == report.tokens.prompt == 60

@@ -13,6 +13,7 @@ from tiny import tiny_model, tiny_tokenizer
 from ragkv import RagKV
 from ragkv.errors import ConfigError, MissingDependencyError, ModelNotFoundError
 from ragkv_bench.errors import PeerError
+from ragkv_bench.speed.peers.base import builds_of
 from ragkv_bench.speed.peers.llamacpp import LlamaCpp
 from ragkv_bench.speed.peers.vllm import Vllm
 from ragkv_bench.speed.ttft import TtftPlan, bench_ttft
@@ -132,7 +133,9 @@ def fake_xllamacpp(monkeypatch):
             model=SimpleNamespace(), cpuparams=SimpleNamespace(), cpuparams_batch=SimpleNamespace()
         )
 
-    module = SimpleNamespace(CommonParams=params, Server=FakeServer)
+    module = SimpleNamespace(
+        CommonParams=params, Server=FakeServer, get_system_info=lambda: "CPU : AVX2 = 1 | "
+    )
     monkeypatch.setitem(sys.modules, "xllamacpp", module)
     monkeypatch.setattr(FakeServer, "asked", [])
 
@@ -142,6 +145,9 @@ def test_llama_cpp_prefills_the_same_tokens_with_the_same_threads(tmp_path, monk
     path = tmp_path / "model.gguf"
     path.touch()
     with LlamaCpp(path, max_tokens=100, threads=3) as peer:
+        assert (
+            builds_of([{"name": peer.name, "build": peer.build}]) == "\nllama.cpp: CPU : AVX2 = 1"
+        )
         assert 0 <= peer.answer([5, 6, 7], 1)[0] < 1
     ((request, params),) = FakeServer.asked
     assert request["prompt"] == [5, 6, 7]
@@ -175,6 +181,7 @@ def test_peers_get_the_prompts_that_ragkv_had():
 
     class Peer:
         name = "peer"
+        build = ""
 
         def answer(self, ids, tokens):
             assert tokens == 1

@@ -294,7 +294,7 @@ def some_benchmark():
         for ratio in (0.1, 0.2)
         for tier in ("memory", "disk")
     ]
-    peer = {"name": "llama.cpp", "tokens": 1024, "ttft_s": 12.0, "speedup": 3.0,
+    peer = {"name": "llama.cpp", "build": "AVX2 = 1", "tokens": 1024, "ttft_s": 12.0, "speedup": 3.0,
             "quartiles": (2.9, 3.1), "against": "cacheclip 0.2 memory"}  # fmt: skip
     where = {"model": "/a/long/folder" * 9 + "/model", "device": "a device"}
     return where | {"rows": rows, "peers": [peer]}

@@ -1,4 +1,4 @@
-"""Which engine stands behind ``llm=`` or ``kv=``, and what is bound to it."""
+"""The engine of ``llm=`` or ``kv=``, and its bound settings."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from ragkv.errors import ConfigError
 
 
 def engine_of(llm: Any, kv: Engine | None) -> tuple[Engine | ChunkReuse, dict[str, Any]]:
-    """Return what precomputes, of ``llm=`` or ``kv=``, and the settings that are bound to it.
+    """Return the precomputing object (``llm`` or ``kv``) and its bound settings.
 
-    ``llm`` may stand within ``llm.bind(...)``, ``llm.with_config(...)`` and the like; the settings
+    ``llm`` can be wrapped in ``llm.bind(...)``, ``llm.with_config(...)`` and the like; the settings
     are the bound fields of :class:`ragkv.ReuseConfig`.
 
     Raises

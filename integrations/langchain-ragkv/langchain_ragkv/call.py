@@ -18,7 +18,7 @@ from ragkv.answer.stream import TextStream
 class Call:
     """``arguments`` are those of :meth:`ragkv.RagKV.stream`; ``keep`` receives the report.
 
-    ``keywords`` are what no argument of it says.
+    ``keywords`` are the call's keywords that are no argument of it.
     """
 
     kv: Engine

@@ -28,13 +28,13 @@ class ChatRagKV(ChunkReuse, BaseChatModel):
     Without arguments it serves the embedded default model. Give ``model_id``, or an
     engine (``kv``), or the address of a ``ragkv serve`` (``base_url``), which then has the model
     and the store; :meth:`from_model_id` takes HuggingFacePipeline's keywords.
-    Every setting can be given per call as well, the engine's reuse settings included:
+    A call can override every setting, including the engine's reuse settings:
     ``invoke(messages, recompute_ratio=0.1)``, ``bind(method="query")``.
 
     Answers carry ``usage_metadata`` (with ``cache_read``) and, in
     ``response_metadata["ragkv"]``, how many of the prompt's tokens came from where, by chunk,
     the misses, times and warnings of :class:`ragkv.ReuseReport`, without the chunks' texts;
-    ``last_report`` is all of it.
+    ``last_report`` is the whole report.
     """
 
     chat_template_kwargs: dict[str, Any] | None = None
@@ -93,12 +93,12 @@ class ChatRagKV(ChunkReuse, BaseChatModel):
             A pydantic class, a TypedDict, a JSON schema, or OpenAI's definition of a tool.
         method
             ``"json_schema"``; ``"function_calling"``: the object is the arguments of a call;
-            ``"json_mode"``: any JSON object, which is then read as the schema says.
+            ``"json_mode"``: any JSON object, which is then parsed by the schema.
         include_raw
             Whether the outcome is ``{"raw", "parsed", "parsing_error"}``.
         **kwargs
-            Settings of the calls. ``strict=True`` refuses a schema with keywords that cannot be
-            enforced; otherwise answers follow the rest of it.
+            Settings of the calls. ``strict=True`` refuses a schema with unenforceable keywords;
+            by default they are ignored.
         """
         return structured(self, schema, method, kwargs, include_raw=include_raw)
 

@@ -1,4 +1,4 @@
-"""RagKVTransformer: the ingestion step that precomputes what passes through it."""
+"""RagKVTransformer: the ingestion step that precomputes documents."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class RagKVTransformer(BaseDocumentTransformer):
         Its engine, where there is no such model.
     document_prompt
         How the chain renders a document, as in ``create_stuff_documents_chain``; None
-        is ``page_content`` alone.
+        is its ``page_content``.
     show_progress
         As in :meth:`ChatRagKV.precompute`.
     by_document

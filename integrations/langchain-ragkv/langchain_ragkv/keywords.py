@@ -16,15 +16,15 @@ from ragkv.config import DECODE_SETTINGS, check_known
 from ragkv.errors import ConfigError
 
 _SETTABLE_TO_NONE = ("timeout", "auxiliary_model", "calibrated_for")
-"""Settings whose None is a value; others are not given then."""
+"""Settings for which None is a value; for the rest it means "not given"."""
 
 _WITHOUT_EFFECT = ("stream", "ls_structured_output_format")
-"""Keywords of LangChain's own: whether a call streams, and what traces show."""
+"""LangChain's own keywords, for streaming and tracing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Keywords:
-    """What a call asks for beside the engine's settings.
+    """A call's tools and response format, which are no settings of the engine.
 
     Attributes
     ----------
@@ -48,7 +48,7 @@ class Keywords:
 
 
 def read_keywords(given: dict[str, Any]) -> tuple[Keywords, dict[str, Any]]:
-    """Return what is no setting of the engine, and the rest by ChatRagKV's names.
+    """Divide a call's keywords into these and the engine's settings, by ChatRagKV's names.
 
     Parameters
     ----------
@@ -76,12 +76,12 @@ def read_keywords(given: dict[str, Any]) -> tuple[Keywords, dict[str, Any]]:
     if logprobs is not None and logprobs is not False:  # a number is the engine's own
         rest["logprobs"] = (top or 0) if logprobs is True else logprobs
     parse = None
-    if (wanted := rest.pop("response_format", None)) is not None:
+    if (response_format := rest.pop("response_format", None)) is not None:
         if "json_schema" in rest:
             raise ConfigError(
                 "response_format and json_schema both set the answer's form: omit one"
             )
-        rest["json_schema"], parse = _format(wanted)
+        rest["json_schema"], parse = _format(response_format)
     known = [*DECODE_SETTINGS, *(each.name for each in fields(ReuseConfig))]
     check_known("keyword", rest, [*known, *_OF_CHATS], _ALSO)
     return Keywords(tools, choice, parallel, parse), rest
@@ -98,23 +98,23 @@ _ALSO = (
 """Keywords that are read above."""
 
 
-def _format(wanted: Any) -> tuple[dict[str, Any] | None, Callable[[str], Any] | None]:
-    """Return the JSON schema of a response format, and what makes its object."""
-    match wanted:
+def _format(given: Any) -> tuple[dict[str, Any] | None, Callable[[str], Any] | None]:
+    """Return the JSON schema of a response format, and the parser of its objects."""
+    match given:
         case {"type": "text"}:
             return None, None
         case {"type": "json_object"}:
-            return dict(wanted.get("schema") or {"type": "object"}), None
+            return dict(given.get("schema") or {"type": "object"}), None
         case {"type": "json_schema", "json_schema": {"schema": dict(schema), **rest}}:
             return {**schema, **({"strict": True} if rest.get("strict") else {})}, None
         case {"type": "json_schema"}:
             raise ConfigError("response_format needs {'json_schema': {'name', 'schema'}}")
     try:
-        schema = json_schema_of(wanted)
+        schema = json_schema_of(given)
     except (ValueError, TypeError) as error:
         raise ConfigError(
-            f"response_format must be OpenAI's, a class or a JSON schema, not {wanted!r}"
+            f"response_format must be OpenAI's, a class or a JSON schema, not {given!r}"
         ) from error
-    if isinstance(wanted, type) and issubclass(wanted, BaseModel):
-        return schema, wanted.model_validate_json
+    if isinstance(given, type) and issubclass(given, BaseModel):
+        return schema, given.model_validate_json
     return schema, None

@@ -19,7 +19,7 @@ from ragkv.errors import ConfigError
 
 _OF_RUNS = ("tags", "metadata", "run_name", "run_id")
 _CALL: ContextVar[dict[str, Any]] = ContextVar("ragkv_call", default={})  # noqa: B039  never changed
-"""What the call under way was given, which LangChain leaves out of its cache's keys."""
+"""Arguments of the current call, which LangChain omits from its cache's keys."""
 
 
 class RagKVLLM(ChunkReuse, BaseLLM):
@@ -128,7 +128,7 @@ def _info(call: Call, completion: Completion) -> dict[str, Any]:
 
 @contextmanager
 def _identified(given: dict[str, Any]) -> Iterator[None]:
-    """Let a call's own settings be a part of what identifies its answers."""
+    """Include a call's settings in the cache key of its answers."""
     token = _CALL.set({name: given[name] for name in given if name not in _OF_RUNS})
     try:
         yield

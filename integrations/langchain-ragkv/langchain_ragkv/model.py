@@ -1,4 +1,4 @@
-"""What both models are: an engine, its settings, and the arguments of a call."""
+"""Base of both models: an engine, its settings, and the arguments of a call."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ _MADE_FROM: WeakKeyDictionary[Engine, list[dict[str, Any]]] = WeakKeyDictionary(
 class ChunkReuse(OverEngine, BaseModel):
     """A model that answers from precomputed chunk caches.
 
-    The fields of its answers can be given per call as well.
+    A call can override the fields that concern its answer.
     """
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
@@ -92,8 +92,8 @@ class ChunkReuse(OverEngine, BaseModel):
     on_unsupported: Literal["raise", "full"] = "raise"
     """``"full"`` serves unsupported models and settings by full prefill."""
     model_id: str | None = None
-    """Hub name or folder of the model; None is the embedded default. With ``base_url``, the name
-    that the server must have for its model; None is whichever it has."""
+    """Hub name, folder or GGUF file of the model; None is the embedded default. With
+    ``base_url``, the name that the server must have for its model; None is whichever it has."""
     base_url: str | None = Field(default=None, exclude=True)
     """Address of a ``ragkv serve``, such as ``http://gpu:8000``; nothing is loaded here then."""
     api_key: SecretStr | None = Field(default=None, exclude=True, repr=False)
@@ -157,7 +157,7 @@ class ChunkReuse(OverEngine, BaseModel):
         Parameters
         ----------
         model_id
-            Hub name or folder; None is the embedded default.
+            Hub name, folder or GGUF file; None is the embedded default.
         task, backend
             ``"text-generation"`` and ``"pipeline"``; there is no other.
         **kwargs
@@ -310,7 +310,7 @@ class ChunkReuse(OverEngine, BaseModel):
 
     @property
     def _identifying_params(self) -> dict[str, Any]:
-        """What answers depend on: a key for LangChain's cache."""
+        """The settings that determine answers: the key of LangChain's cache."""
         return {
             "base_url": getattr(self.kv, "base_url", None),
             "model_name": self.model_name,
@@ -338,7 +338,7 @@ class ChunkReuse(OverEngine, BaseModel):
         Parameters
         ----------
         document_prompt
-            How the chain renders a document; None is ``page_content`` alone.
+            How the chain renders a document; None is its ``page_content``.
         show_progress
             As in :meth:`ragkv.RagKV.precompute`; None shows the bar in a terminal, and
             lines elsewhere.
@@ -378,6 +378,6 @@ def _given(model: ChunkReuse, names: Iterable[str]) -> dict[str, Any]:
 
 
 def check_engine(kv: object) -> None:
-    """Raise ConfigError for what is no engine."""
+    """Raise ConfigError unless the object is an engine."""
     if kv is not None and not hasattr(type(kv), "precompute"):
         raise ConfigError(f"kv must be a RagKV or a RemoteRagKV, not {type(kv).__name__}")

@@ -49,7 +49,7 @@ def _convert(message: BaseMessage, answered: AbstractSet[str]) -> dict[str, Any]
     out: dict[str, Any] = {"role": _role(message), "content": _parts(message.content)}
     if isinstance(message, AIMessage):
         calls = [(call["id"], call["name"], call["args"]) for call in message.tool_calls]
-        # where a result answers an invalid call, it says what was wrong: agents go on so
+        # agents answer an invalid call by a result with the error
         calls += [
             (call["id"], call["name"] or "unknown", {})
             for call in message.invalid_tool_calls

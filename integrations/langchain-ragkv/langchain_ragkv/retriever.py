@@ -38,7 +38,7 @@ class Prefetching(OverEngine, BaseRetriever):
     """Fields of :class:`ragkv.ReuseConfig` of its calls, such as ``sink``, those bound to ``llm``
     included."""
     document_prompt: BasePromptTemplate[str] | None = None
-    """How the chain renders a document; None is ``page_content`` alone."""
+    """How the chain renders a document; None is its ``page_content``."""
 
     @model_validator(mode="before")
     @classmethod
@@ -83,7 +83,7 @@ class RagKVRetriever(Prefetching):
         config: RunnableConfig | None = None,
         **kwargs: Any,
     ) -> list[Document]:
-        """Retrieve, with the whole configuration, as ``retriever`` would alone."""
+        """Return the documents of ``retriever``, which receives the whole configuration."""
         return super().invoke(input, config, **kwargs, run_config=ensure_config(config))
 
     async def ainvoke(
@@ -92,7 +92,7 @@ class RagKVRetriever(Prefetching):
         config: RunnableConfig | None = None,
         **kwargs: Any,
     ) -> list[Document]:
-        """Retrieve, with the whole configuration, as ``retriever`` would alone."""
+        """Return the documents of ``retriever``, which receives the whole configuration."""
         return await super().ainvoke(input, config, **kwargs, run_config=ensure_config(config))
 
     def _get_relevant_documents(

@@ -1,4 +1,4 @@
-"""RagKVStagedRetriever: what each stage found is loading while the next one is searched."""
+"""RagKVStagedRetriever: a stage's chunks load during the next stage."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from langchain_ragkv.retriever import Prefetching
 
 
 class RagKVStagedRetriever(Prefetching):
-    """Retrieves in stages; what each one found is loading while the next one is searched."""
+    """Retrieves in stages; a stage's chunks load during the next stage."""
 
     stages: Callable[[str], Iterable[Sequence[Document | tuple[Document, float]]]]
     """Returns, for a query, the lists of documents found so far, with or without scores. The last

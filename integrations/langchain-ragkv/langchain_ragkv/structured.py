@@ -78,7 +78,7 @@ def _traced(schema: Any) -> dict[str, Any]:
 
 
 def _with_typed_dicts(hint: Any) -> Any:
-    """Return a type with typing_extensions' TypedDicts: pydantic wants them before Python 3.12."""
+    """Return a type with typing_extensions' TypedDicts, for pydantic before Python 3.12."""
     if is_typeddict(hint):
         if type(hint).__module__ != "typing":
             return hint
@@ -102,19 +102,19 @@ _METHODS = ("json_schema", "function_calling", "json_mode")
 def structured(
     model: Any, schema: Any, method: str, settings: dict[str, Any], *, include_raw: bool
 ) -> Runnable[LanguageModelInput, Any]:
-    """Return a chain of the model and the parser, as its ``with_structured_output`` says.
+    """Return the chain of model and parser for ``with_structured_output``.
 
     Raises
     ------
     ConfigError
-        There is no such method, it gives objects and the schema is of something else, or
-        ``settings`` have tools beside the one that has to be called.
+        The method is unknown, it gives objects and the schema is of a different type, or
+        ``settings`` have tools beside the schema's own.
     """
     if method not in _METHODS:
         raise ConfigError(f"method must be {', '.join(_METHODS)}, not {method!r}")
-    wanted = _ANY_OBJECT if schema is None else json_schema_of(schema)
-    if method != "json_schema" and wanted.get("type", "object") != "object":
-        raise ConfigError(f"{method} gives objects: use json_schema for type {wanted['type']!r}")
+    required = _ANY_OBJECT if schema is None else json_schema_of(schema)
+    if method != "json_schema" and required.get("type", "object") != "object":
+        raise ConfigError(f"{method} gives objects: use json_schema for type {required['type']!r}")
     is_class = isinstance(schema, type) and is_basemodel_subclass(schema)
     parser: Any
     if method == "function_calling":
@@ -132,7 +132,7 @@ def structured(
             parser = JsonOutputKeyToolsParser(key_name=name, first_tool_only=True)
         parser = RunnableLambda(_with_call) | parser
     else:
-        held = _ANY_OBJECT if method == "json_mode" else wanted
+        held = _ANY_OBJECT if method == "json_mode" else required
         strict = {"strict": True} if settings.get("strict") else {}
         form = {"kwargs": {"method": method}, "schema": _traced(schema)}
         settings = {name: settings[name] for name in settings if name != "strict"}

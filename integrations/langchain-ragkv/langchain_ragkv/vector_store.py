@@ -22,7 +22,7 @@ _log = logging.getLogger(__name__)
 
 
 class RagKVVectorStore(VectorStore):
-    """Writes to a vector store; computes the caches of what is added, deletes those of the rest.
+    """Writes to a vector store; precomputes added documents, and deletes caches with theirs.
 
     Give it to ``langchain_core.indexing.index`` in the vector store's place, with any ``cleanup``.
     Each id is a document of ragkv's store, so a text that stands under several ids stays until

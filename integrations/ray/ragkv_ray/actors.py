@@ -37,7 +37,7 @@ def precompute_dataset(
     """Store a dataset's chunks by several actors; return status rows when all are stored.
 
     A status row is a :data:`ragkv.workers.worker.Row` with the ``digest`` of its stored texts.
-    Stored chunks are not encoded again: a second call stores what is missing. If an actor or a node
+    Stored chunks are not encoded again: a second call stores missing ones. If an actor or a node
     dies, another one stores its batches.
 
     Parameters

@@ -339,12 +339,12 @@ def test_what_is_not_supported_is_refused_at_the_start(connector_module, folder,
         Engine(connector_module, config, spec, changed if isinstance(changed, int) else 1)
 
 
-def test_the_folder_and_its_secret_are_the_users_alone(connector_module, engine, folder):
+def test_the_folder_and_its_secret_belong_to_the_user_only(connector_module, engine, folder):
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert stat.S_IMODE((folder / "secret").stat().st_mode) == 0o600
     for mode in (0o755, 0o770, 0o702):
         folder.chmod(mode)
-        with pytest.raises(ValueError, match="this user alone"):
+        with pytest.raises(ValueError, match="this user only"):
             Engine(connector_module, vllm_config(folder))
 
 

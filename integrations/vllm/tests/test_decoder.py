@@ -67,13 +67,13 @@ def test_every_method(kv, connect, method):
 
 
 def test_the_question_is_vllm_s_to_compute(kv, connect, monkeypatch):
-    computed, forward = [], planner.subset_forward
+    computed, forward = [], planner.repair_forward
 
     def watched(loaded, subset):
         computed.append(subset.rows)
         return forward(loaded, subset)
 
-    monkeypatch.setattr(planner, "subset_forward", watched)
+    monkeypatch.setattr(planner, "repair_forward", watched)
     connect(kv)
     report = kv.generate(PROMPT, recompute_ratio=1, max_new_tokens=2).report
     assert computed[0][-1] == report.tokens.handed_over - 1

@@ -79,7 +79,7 @@ def test_a_folder_of_others_is_refused(tmp_path):
     (tmp_path / "link").symlink_to(tmp_path / "kv")
     (tmp_path / "kv").mkdir(mode=0o700)
     for name in ("open", "link"):
-        with pytest.raises(ConfigError, match="folder of this user alone"):
+        with pytest.raises(ConfigError, match="this user only"):
             HandOverFolder(tmp_path / name, most_bytes=1)
 
 

@@ -43,7 +43,7 @@ class UnusableError(Exception):
 
 @dataclass
 class _Use:
-    """What a request makes of a hand-over (in vLLM's scheduler)."""
+    """A request's use of a hand-over (in vLLM's scheduler)."""
 
     name: str = ""
     tokens: int = 0
@@ -140,7 +140,7 @@ class RagKVConnector(KVConnectorBase_V1):
         return _Loads(loads)
 
     def update_connector_output(self, connector_output: Any) -> None:
-        """Note what the worker has loaded, and what it could not load."""
+        """Record the hand-overs that the worker loaded, or failed to load."""
         for request in connector_output.finished_recving or ():
             use = self._uses.get(request)
             if use is None:  # cancelled meanwhile
@@ -151,7 +151,7 @@ class RagKVConnector(KVConnectorBase_V1):
                 self._settle(use, reason="torn" if self._path(use).exists() else "gone")
 
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, Any]:
-        """Return what became of the hand-over, for answers that are not streamed."""
+        """Return the outcome of the hand-over, for answers that are not streamed."""
         use = self._uses.pop(request.request_id, None) or _Use()
         if use.name and not use.settled:
             self._settle(use, reason="cancelled")
@@ -196,7 +196,7 @@ class RagKVConnector(KVConnectorBase_V1):
         )
 
     def _settle(self, use: _Use, loaded: int = 0, reason: str = "") -> None:
-        """Tell ragkv what became of a hand-over; delete it unless another request waits for it."""
+        """Report a hand-over's outcome to ragkv; delete it unless another request waits for it."""
         use.loaded, use.reason = loaded, reason
         if reason:
             _log.warning("ragkv's KV of %d tokens is not used: %s", use.tokens, reason)
@@ -233,7 +233,7 @@ class RagKVConnector(KVConnectorBase_V1):
         )
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
-        """Read new hand-overs in the background, and write into the blocks what was read."""
+        """Read new hand-overs in the background, and write them into the blocks."""
         for load in self._get_connector_metadata().loads:
             self._reading.append((load, self._reader.submit(self._read, load)))
         while self._reading and self._reading[0][1].done():
@@ -259,7 +259,7 @@ class RagKVConnector(KVConnectorBase_V1):
         """Wait for nothing: vLLM computes a request once its load has ended."""
 
     def save_kv_layer(self, *args: Any, **kwargs: Any) -> None:
-        """Save nothing: ragkv computes what it stores."""
+        """Save nothing: ragkv computes its entries itself."""
 
     def wait_for_save(self) -> None:
         """Wait for nothing."""
@@ -295,7 +295,7 @@ class RagKVConnector(KVConnectorBase_V1):
 
 
 def _ours(request: Any) -> dict[str, Any] | None:
-    """Return what a request says to this connector."""
+    """Return a request's fields for this connector."""
     ours = (request.kv_transfer_params or {}).get("ragkv")
     return ours if isinstance(ours, dict) else None
 
@@ -333,7 +333,7 @@ def _refuse(unsupported: dict[str, bool]) -> None:
 
 
 def _read_header(file: BinaryIO) -> tuple[dict[str, Any], dict[str, Any], int]:
-    """Return a safetensors file's header, what ragkv says in it, and where tensors begin."""
+    """Return a safetensors file's header, ragkv's fields in it, and the tensors' first byte."""
     (length,) = struct.unpack("<Q", file.read(8))
     header = json.loads(file.read(min(length, _LONGEST_HEADER)))
     return header, dict(json.loads(header["__metadata__"]["ragkv"])), 8 + length

@@ -16,9 +16,8 @@ import torch
 
 from ragkv.answer.completion import FinishReason, TokenLogprobs
 from ragkv.config import DecodeConfig
-from ragkv.decode.generate import Drawn, within_max_length
+from ragkv.decode.generate import Drawn, StopTexts, stops_of, within_max_length
 from ragkv.decode.listener import Listener
-from ragkv.decode.stopping import StopTexts, stops_of
 from ragkv.errors import ServerError
 from ragkv.history.node import Rows
 from ragkv.model.loaded import LoadedModel, require_reusable
@@ -109,7 +108,7 @@ class VllmAnswer:
                     if reason is not None:
                         break
         except ServerError:
-            server.instance = ""  # another vLLM may run there next
+            server.instance = ""  # another vLLM can run there next
             raise
         finally:
             if self._opens:

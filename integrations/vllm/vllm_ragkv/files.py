@@ -25,7 +25,7 @@ _SIGNATURE_BYTES = 16
 
 def default_folder() -> Path:
     """Return the user's folder in shared memory, or in the folder of temporary files."""
-    shared = Path("/dev/shm")  # noqa: S108  the folder in it is the user's alone
+    shared = Path("/dev/shm")  # noqa: S108  only the user can enter the folder in it
     home = shared if shared.is_dir() else Path(tempfile.gettempdir())
     return home / f"ragkv-{os.getuid()}"
 
@@ -41,7 +41,7 @@ def shared_secret(folder: Path) -> bytes:
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     status = folder.lstat()
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
-        raise ValueError(f"{folder} must be a folder of this user alone: chmod 700, or another")
+        raise ValueError(f"{folder} must belong to this user only: chmod 700, or choose another")
     secret = folder / "secret"
     if not secret.exists():
         draft = folder / f"{secrets.token_hex(16)}.new"

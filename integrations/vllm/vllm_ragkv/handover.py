@@ -83,7 +83,7 @@ class HandOverFolder:
         keys, values
             ``[layers, kv_heads, tokens or more, head_dim]``, keys rotated at their positions.
         dtype, instance
-            ``float32``, ``bfloat16`` or ``float16``, and the vLLM process that may load them.
+            ``float32``, ``bfloat16`` or ``float16``, and the vLLM process that is to load them.
 
         Raises
         ------

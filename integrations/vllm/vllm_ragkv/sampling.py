@@ -7,7 +7,7 @@ from typing import Any
 from ragkv.config import DecodeConfig
 from ragkv.config.decode import SchemaOrCall
 from ragkv.config.generation import PASSED_ON, SAMPLING
-from ragkv.config.schema import resolved
+from ragkv.config.json_schema import resolved
 from ragkv.decode.generate import generation_config, within_max_length
 from ragkv.errors import ConfigError
 from ragkv.model.architecture import config_of
@@ -39,7 +39,7 @@ def fields_of(loaded: LoadedModel, decode: DecodeConfig) -> dict[str, Any]:
     if decode.sparse != "off":
         lacks.append("sparse")
     if isinstance(decode, SchemaOrCall):
-        lacks.append("a JSON schema beside tools that may be called")
+        lacks.append("a JSON schema beside optional tools")
     if lacks:
         raise ConfigError(f"vLLM, which decodes here, does not support {', '.join(lacks)}: omit it")
     known = config_of(loaded.model).vocab_size

@@ -63,22 +63,22 @@ class VllmServer:
         cache = SplicedCache(loaded, len(ids), spare=0)
         logits = subset_forward(loaded, SubsetPass(ids, every, cache, keep=len(ids)))
         own = torch.log_softmax(logits, -1).cpu()
-        answer = self._ask(ids, "ragkv", {}, prompt_logprobs=0)
-        told = (answer.get("kv_transfer_params") or {}).get("ragkv")
-        if told is None:
+        answer = self._call(ids, "ragkv", {}, prompt_logprobs=0)
+        vllm = (answer.get("kv_transfer_params") or {}).get("ragkv")
+        if vllm is None:
             raise ServerError(f"{self.url} is not a vLLM with ragkv's connector: {_START}")
         models = self.connection.call(self.connection.request("get", "/v1/models"))
         (served,) = models["data"][:1]
-        self.dtype, self.positions = told["dtype"], int(served["max_model_len"])
+        self.dtype, self.positions = vllm["dtype"], int(served["max_model_len"])
         exact = self.dtype == arithmetic_of(loaded.model) == "float32"
         most = _TOLERANCE if exact else _ROUNDED_TOLERANCE
         given = answer["choices"][0]["prompt_logprobs"][1:]
         theirs = [each[str(token)]["logprob"] for token, each in zip(ids[1:], given, strict=True)]
         self._refuse_others(own[every[:-1], ids[1:]], theirs, most, f"a text of {loaded.name}")
-        opens = self.folder.write(ids[:-1], cache.keys, cache.values, self.dtype, told["instance"])
+        opens = self.folder.write(ids[:-1], cache.keys, cache.values, self.dtype, vllm["instance"])
         try:
-            wanted = {"logprobs": 0, "return_tokens_as_token_ids": True}
-            answer = self._ask(ids, opens, {"id": opens}, **wanted)
+            fields = {"logprobs": 0, "return_tokens_as_token_ids": True}
+            answer = self._call(ids, opens, {"id": opens}, **fields)
         finally:
             why = self.folder.take_outcome(opens)
         if why:
@@ -87,9 +87,9 @@ class VllmServer:
         token = int(drawn["tokens"][0].removeprefix(ID))
         behind = f"a token behind rows of {loaded.name}"
         self._refuse_others(own[-1:, token], drawn["token_logprobs"], most, behind)
-        return str(told["instance"])
+        return str(vllm["instance"])
 
-    def _ask(self, ids: Any, salt: str, params: dict[str, str], **fields: Any) -> dict[str, Any]:
+    def _call(self, ids: Any, salt: str, params: dict[str, str], **fields: Any) -> dict[str, Any]:
         transfer = {"cache_salt": salt, "kv_transfer_params": {"ragkv": params}}
         body = {"prompt": ids.tolist(), "max_tokens": 1, "temperature": 0, **transfer, **fields}
         return self.connection.call(self.connection.request("post", COMPLETIONS, body))

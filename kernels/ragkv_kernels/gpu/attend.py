@@ -2,7 +2,7 @@
 
 A tile is rows times the query heads of one KV head, flattened with the head running
 fastest, so that K and V are read once for a whole group whatever its size. It walks over the
-key blocks that one of its rows may see. Blocks that all of them see whole need no mask.
+key blocks that one of its rows can see. Blocks that all of them see whole need no mask.
 Where rows are few, several programs share a tile's keys and a second kernel joins them
 (Flash-Decoding).
 """
@@ -66,7 +66,7 @@ def over_keys(
             scores = tl.where(seen, scores, float("-inf"))
         higher = tl.maximum(top, tl.max(scores, 1))
         shift = higher
-        if MASKED:  # a row may have seen nothing yet
+        if MASKED:  # a row can have seen nothing yet
             shift = tl.where(higher == float("-inf"), 0.0, higher)
         weights = tl.exp2(scores - shift[:, None])
         shrink = tl.exp2(top - shift)
@@ -82,7 +82,7 @@ def over_keys(
 
 @triton.jit
 def store_share(state, out, lse, real_row, real):
-    """Write what some keys give to a tile's rows, and the log-sum-exp of their scores."""
+    """Write the output of some keys for a tile's rows, and the log-sum-exp of their scores."""
     acc, top, total = state
     # a share without a key for a row weighs nothing: its log-sum-exp is -inf
     nothing = total == 0.0
@@ -93,7 +93,7 @@ def store_share(state, out, lse, real_row, real):
     tl.store(lse, mass * 0.6931471805599453, mask=real_row)
 
 
-# what changes with the request is not compiled in: a request must not wait for the compiler
+# values that change with the request are no constants: a request must not wait for the compiler
 @triton.jit(
     do_not_specialize=["lse_split", "lse_head", "rows", "tokens", "window", "splits"],
     do_not_specialize_on_alignment=["positions"],
@@ -311,7 +311,7 @@ def attend(
     """
     heads, rows, width = query.shape
     kv_heads, tokens, _ = key.shape
-    # in memory [rows, heads, head_dim], as the model's output projection wants it
+    # in memory [rows, heads, head_dim], as the model's output projection reads it
     out = query.new_empty(rows, heads, width).transpose(0, 1)
     sums = query.new_empty(heads, rows, dtype=torch.float32)
     if rows == 0:
@@ -386,5 +386,5 @@ def join(
 
 def splits_of(device: torch.device, programs: int, most: int) -> int:
     """Return how many programs share a tile's keys: two programs a multiprocessor, if it pays."""
-    wanted: int = 2 * torch.cuda.get_device_properties(device).multi_processor_count // programs
-    return max(1, min(wanted, most))
+    best: int = 2 * torch.cuda.get_device_properties(device).multi_processor_count // programs
+    return max(1, min(best, most))

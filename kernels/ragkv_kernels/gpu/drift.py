@@ -1,4 +1,4 @@
-"""Predicted shifts of rows in two kernels: what the observed rows moved by, and its spread.
+"""Predicted shifts of rows in two kernels: the observed rows' shifts, and their spread.
 
 In torch a layer takes some sixty launches, which is most of a short repair.
 """
@@ -18,11 +18,11 @@ _POSITIONS, _OBSERVED = 64, 32
 
 
 @triton.jit
-def _difference(fresh, fresh_at, rows, rows_at, former, former_at, is_former, here):
-    """Return fresh minus cached numbers, or the former's, float32."""
-    now = tl.load(fresh + fresh_at, mask=here & (is_former == 0), other=0.0).to(tl.float32)
-    was = tl.load(rows + rows_at, mask=here & (is_former == 0), other=0.0).to(tl.float32)
-    known = tl.load(former + former_at, mask=here & (is_former != 0), other=0.0).to(tl.float32)
+def _difference(fresh, fresh_at, rows, rows_at, earlier, earlier_at, is_earlier, here):
+    """Return fresh minus cached numbers, or the shift in ``earlier``, float32."""
+    now = tl.load(fresh + fresh_at, mask=here & (is_earlier == 0), other=0.0).to(tl.float32)
+    was = tl.load(rows + rows_at, mask=here & (is_earlier == 0), other=0.0).to(tl.float32)
+    known = tl.load(earlier + earlier_at, mask=here & (is_earlier != 0), other=0.0).to(tl.float32)
     return now - was + known
 
 
@@ -38,9 +38,9 @@ def _shifts(
     fresh_head,
     fresh_row,
     fresh_channel,
-    former,
-    former_head,
-    former_row,
+    earlier,
+    earlier_head,
+    earlier_row,
     positions,
     sources,
     sizes,
@@ -58,14 +58,14 @@ def _shifts(
     TURNS: tl.constexpr,
     BLOCK_P: tl.constexpr,
 ):
-    """Write what one observed row moved by, its keys unrotated, and its length."""
+    """Write one observed row's shift, its keys unrotated, and the shift's length."""
     at = tl.program_id(0).to(tl.int64)
     pair = tl.arange(0, BLOCK_P)
     here = pair < HEAD_DIM // 2
     first, second = pair_of(pair, half, HEAD_DIM, ADJACENT)
     position = tl.load(positions + at)
     source = tl.load(sources + at)
-    is_former = (source < 0).to(tl.int32)
+    is_earlier = (source < 0).to(tl.int32)
     new = tl.where(source < 0, 0, source)
     known = tl.where(source < 0, -1 - source, 0)
     turns = here & (pair < half)
@@ -77,9 +77,9 @@ def _shifts(
     for head in range(HEADS):
         row = rows + head * rows_head + position * rows_row
         now = fresh + head * fresh_head + new * fresh_row
-        old = former + head * former_head + known * former_row
-        a = _difference(now, first * fresh_channel, row, first, old, first, is_former, here)
-        b = _difference(now, second * fresh_channel, row, second, old, second, is_former, here)
+        old = earlier + head * earlier_head + known * earlier_row
+        a = _difference(now, first * fresh_channel, row, first, old, first, is_earlier, here)
+        b = _difference(now, second * fresh_channel, row, second, old, second, is_earlier, here)
         if TURNS:
             turned = a * c - b * s
             b = b * c + a * s
@@ -122,7 +122,7 @@ def _move(
     OBSERVED: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Add to some positions of a stretch, in one head, what their observed rows predict."""
+    """Add the predicted shift to some positions of a stretch, in one head."""
     stretch = tl.program_id(0)
     place = tl.program_id(1) * POSITIONS + tl.arange(0, POSITIONS)
     head = tl.program_id(2)
@@ -171,7 +171,7 @@ def _move(
 def drift(
     rows: Pair,
     fresh: Pair,
-    former: Pair | None,
+    earlier: Pair | None,
     stretches: Stretches,
     *,
     table: Pair,
@@ -193,7 +193,7 @@ def drift(
     lengths = cos.new_empty(2, count)
     with torch.cuda.device_of(cos):
         for index, (part, new) in enumerate(zip(rows, fresh, strict=True)):
-            old = new if former is None else former[index]
+            old = new if earlier is None else earlier[index]
             _shifts[(count,)](
                 part,
                 *part.stride()[:2],

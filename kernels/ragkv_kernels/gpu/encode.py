@@ -241,10 +241,10 @@ def _put_values(
         BLOCK_D=channels,
         enable_fp_fusion=False,
     )
-    wanted = divided(sizes, (grid.levels - 1) / 2)
-    one = divided(wanted.amax(), 255)
+    ideal = divided(sizes, (grid.levels - 1) / 2)
+    one = divided(ideal.amax(), 255)
     unit.view(torch.float32).copy_(one)
-    steps = (wanted / one.where(one > 0, 1.0)).ceil().clamp_max(255)
+    steps = (ideal / one.where(one > 0, 1.0)).ceil().clamp_max(255)
     step.copy_(steps.to(torch.uint8).view(-1))
     _encode_values[blocks, programs](
         values,

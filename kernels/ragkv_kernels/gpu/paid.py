@@ -1,4 +1,4 @@
-"""What each key is paid by the last row, and the most that any row pays it: a light pass over K.
+"""Each key's attention from the last row, and the maximum over all rows: a light pass over K.
 
 A row's weights are known only once its last key has been seen. To have them from the first pass,
 its scores would have to be kept: for 32 rows of 28 heads over 32,768 keys 117 MB written and read,
@@ -37,7 +37,7 @@ def paid_by_head(
     WINDOWED: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Return what a head's rows ``first`` to ``last`` pay the keys: its last row, and the most."""
+    """Return the keys' attention from a head's last row, and the maximum over these rows."""
     channels = tl.arange(0, BLOCK_D)
     real = channels < HEAD_DIM
     by_last = tl.zeros([BLOCK_N], tl.float32)

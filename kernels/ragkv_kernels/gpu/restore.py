@@ -104,7 +104,7 @@ def _restore(
     at = (head * from_values_head + row * from_values_row)[:, None]
     value_at_a = at + first[None, :] * from_values_channel
     value_at_b = at + second[None, :] * from_values_channel
-    # codes begin anywhere, by the number of tokens: the compiler is not told where
+    # the codes' offset depends on the number of tokens, so the compiler cannot assume alignment
     from_keys += from_keys_at
     from_values += from_values_at
     numbers = tl.num_programs(1).to(tl.int64) * tokens * HEAD_DIM
@@ -115,7 +115,7 @@ def _restore(
     low = tl.load(key_low + grid + second[None, :], mask=mask, other=0.0).to(tl.float32)
     step = tl.load(key_step + grid + second[None, :], mask=mask, other=0.0).to(tl.float32)
     key_b = (_code(from_keys, key_at_b, numbers, LEVELS, mask) * step + low).to(kind)
-    # what the codec decodes to: a chunk is the same whoever decodes it
+    # rounded as the codec rounds: a chunk is the same on every device
     key_a, key_b = key_a.to(tl.float32), key_b.to(tl.float32)
     steps = value_step + layer * data_layer + head // value_span * tokens
     unit = tl.load(value_unit + layer * (data_layer // 4))

@@ -90,7 +90,7 @@ def _attend_rows(
     share = tl.cdiv(stop - begin, splits)
     begin = begin + split * share
     stop = tl.minimum(begin + share, stop)
-    # with a window every block may be cut; without, those before the first row's are whole
+    # with a window every block can be cut; without, those before the first row's are whole
     whole_to = begin
     if not WINDOWED:
         whole_to = tl.minimum(tl.maximum((lowest + 1) // BLOCK_N, begin), stop)
@@ -323,7 +323,7 @@ def attend_rows(
     sums = query.new_empty(heads, rows, dtype=torch.float32)
     sizes = tiles_for(query, table.tile)
     if splits is None:
-        # a graph is replayed over caches of any length: its programs follow from the rows alone
+        # a graph is replayed over caches of any length: its programs depend only on the rows
         splits = splits_of(query.device, table.tiles * table.kv_heads, MOST_SPLITS)
     parts, part_lse = out[None], sums[None]
     if splits > 1:

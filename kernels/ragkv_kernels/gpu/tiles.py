@@ -11,7 +11,7 @@ import triton
 
 LOG2E = math.log2(math.e)
 _LEAST_SHARED = 99 << 10
-"""Bytes of shared memory that one program may take on any GPU of compute capability 8 or more."""
+"""Bytes of shared memory available to a program on any GPU of compute capability 8 or more."""
 _RESERVED = 4 << 10
 """Bytes beside the tiles."""
 
@@ -53,8 +53,8 @@ def tiles_for(query: torch.Tensor, rows: int) -> Tiles:
 def stages(query: torch.Tensor, tiles: Tiles) -> int:
     """Return how many blocks of keys and values are in shared memory at once: 3 where they fit."""
     nbytes = tiles.channels * query.element_size() * (2 if query.dtype == torch.float32 else 1)
-    wanted = (tiles.rows + 3 * 2 * tiles.keys) * nbytes + _RESERVED
-    return 3 if wanted <= _shared_bytes(query.device) else 2
+    required = (tiles.rows + 3 * 2 * tiles.keys) * nbytes + _RESERVED
+    return 3 if required <= _shared_bytes(query.device) else 2
 
 
 @cache

@@ -13,7 +13,7 @@ Pair = tuple[torch.Tensor, torch.Tensor]
 def drift(
     rows: Pair,
     fresh: Pair,
-    former: Pair | None,
+    earlier: Pair | None,
     stretches: Stretches,
     *,
     table: Pair,
@@ -25,7 +25,7 @@ def drift(
     scale = cos.square() + sin.square()
     back = (cos / scale)[stretches.positions], (-sin / scale)[stretches.positions]
     moved = [
-        _moved(part, new, None if former is None else former[index], stretches)
+        _moved(part, new, None if earlier is None else earlier[index], stretches)
         for index, (part, new) in enumerate(zip(rows, fresh, strict=True))
     ]
     moved[0] = rotate(moved[0], *back, adjacent=adjacent)
@@ -39,15 +39,15 @@ def drift(
 
 
 def _moved(
-    rows: torch.Tensor, fresh: torch.Tensor, former: torch.Tensor | None, stretches: Stretches
+    rows: torch.Tensor, fresh: torch.Tensor, earlier: torch.Tensor | None, stretches: Stretches
 ) -> torch.Tensor:
-    """Return ``[kv_heads, observed, head_dim]`` float32: what the observed rows moved by."""
+    """Return ``[kv_heads, observed, head_dim]`` float32: the observed rows' shifts."""
     sources = stretches.sources
     before = rows.index_select(1, stretches.positions).float()
     moved = fresh.index_select(1, sources.clamp_min(0)).float() - before
-    if former is None:
+    if earlier is None:
         return moved
-    known = former.index_select(1, (~sources).clamp_min(0)).float()
+    known = earlier.index_select(1, (~sources).clamp_min(0)).float()
     return torch.where((sources < 0)[:, None], known, moved)
 
 
@@ -57,7 +57,7 @@ def _bounded(moved: torch.Tensor, sizes: torch.Tensor) -> torch.Tensor:
 
 
 def share_of(lengths: torch.Tensor) -> torch.Tensor:
-    """Return what shortens lengths ``[…, observed]`` to their median, at most 1."""
+    """Return the factors, at most 1, that shorten lengths ``[…, observed]`` to their median."""
     tiny = torch.finfo(lengths.dtype).tiny
     median = lengths.median(dim=-1, keepdim=True).values
     return (median / lengths.clamp_min(tiny)).clamp(max=1)

@@ -42,9 +42,9 @@ def _put_values(
     heads, _, width = values.shape
     span, half = grid.value_span(heads, width), (grid.levels - 1) / 2
     largest = values.abs().amax(2)
-    wanted = divided(torch.stack([group.amax(0) for group in largest.split(span)]), half)
-    unit = divided(wanted.amax(), 255).view(1)
-    step = (wanted / _divisor(unit)).ceil().clamp_max(255)
+    ideal = divided(torch.stack([group.amax(0) for group in largest.split(span)]), half)
+    unit = divided(ideal.amax(), 255).view(1)
+    step = (ideal / _divisor(unit)).ceil().clamp_max(255)
     places = (values / _divisor(spread(step, heads, span) * unit)[..., None]).add_(half)
     codes = torch.empty(values.shape, dtype=torch.uint8, device=values.device)
     _write(places, codes, grid)

@@ -27,8 +27,14 @@ from ragkv.config.json_schema.alternatives import (
     SchemaPart,
     listed,
 )
-from ragkv.config.json_schema.formats import FORMATS, KNOWN, pattern_of, patterns_of
-from ragkv.config.json_schema.grammar import are_disjoint, is_supported
+from ragkv.config.json_schema.grammar import (
+    FORMATS,
+    KNOWN,
+    are_disjoint,
+    is_supported,
+    pattern_of,
+    patterns_of,
+)
 from ragkv.config.json_schema.references import DOCUMENT
 from ragkv.errors import ConfigError
 

@@ -5,27 +5,28 @@ from __future__ import annotations
 import logging
 import pydoc_data.topics
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import chain, cycle, islice
+from math import sqrt
 from statistics import mean
 from typing import Literal
 
 from ragkv.config import DecodeConfig, ReuseConfig
 from ragkv.decode.listener import Listener
-from ragkv.engine.check.records import request, shapes, statement
 from ragkv.engine.check.verify import pipeline_over
-from ragkv.engine.request import Request
+from ragkv.engine.request import Clock, Request
 from ragkv.errors import ConfigError
 from ragkv.model.architecture import is_verified
 from ragkv.model.loaded import LoadedModel, ReusableModel
 from ragkv.model.lock import lock_of
 from ragkv.prompt.render import Prompt, render
 from ragkv.prompt.tokens import IntArray, tokenize
-from ragkv.report.clock import Clock
-from ragkv.report.quality import Quality, is_copied
 from ragkv.select import method_of
 
 _log = logging.getLogger(__name__)
+KEPT, AGREEMENT = 0.9, 0.7
+"""Least shares of full attention's right answers, and of its tokens, that reuse must keep."""
 LARGER = (0.3, 0.5, 0.7)
 """Ratios that are tried if the configured one does not hold."""
 _SIZES = ((5, 36), (5, 20), (5, 7), (2, 7), (2, 2))
@@ -38,6 +39,96 @@ _GARBLED = (
 )
 _PROBED = set[str]()  # fingerprints
 _Probe = tuple[Prompt, str, int]  # prompt, record, and the answer's most tokens
+_FIRST = ("Agnes", "Boris", "Clara", "Daniel", "Edith", "Frank", "Greta", "Hugo", "Irene", "Jonas")
+Shapes = dict[str, tuple[str, Callable[[random.Random], str]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Quality:
+    """Answers at a ratio.
+
+    Attributes
+    ----------
+    examples
+        Prompts; the right answer to each is one record.
+    full_copies, copies, kept_copies
+        Right answers: full attention's, the method's, and both.
+    agreement
+        Mean share of full attention's answer, in tokens, before the first difference.
+    """
+
+    ratio: float | Literal["auto"]
+    examples: int
+    full_copies: int
+    copies: int
+    kept_copies: int
+    agreement: float
+
+    @property
+    def kept(self) -> float | None:
+        """The method's share of full attention's right answers.
+
+        None if full attention answers less than half of all prompts right: too few to judge by.
+        """
+        enough = 2 * self.full_copies >= self.examples
+        return self.kept_copies / self.full_copies if enough else None
+
+    @property
+    def holds(self) -> bool:
+        """Whether neither share is below its bound by more than a standard error."""
+        copied = self.kept is None or self.kept >= least(KEPT, self.full_copies)
+        return copied and self.agreement >= least(AGREEMENT, self.examples)
+
+
+def least(share: float, examples: int) -> float:
+    """Return a share minus the largest standard error of a mean over the examples.
+
+    Values between 0 and 1 whose mean is ``share`` vary by at most ``share * (1 - share)``.
+    """
+    return share - sqrt(share * (1 - share) / examples)
+
+
+def is_copied(answer: str, record: str) -> bool:
+    """Whether an answer contains a record exactly, except for white space."""
+    return " ".join(record.split()) in " ".join(answer.split())
+
+
+def shapes(adjectives: Sequence[str], nouns: Sequence[str]) -> Shapes:
+    """Return each shape's name in a sentence and its random generator; words name the places."""
+
+    def name(draw: random.Random) -> str:
+        def part() -> str:
+            letters = (draw.choice(each) for each in ("bdfgklmnprstvz", "aeiou", "lnrst") * 2)
+            return "".join(letters).title()
+
+        first, second = draw.sample(_FIRST, 2)
+        surname = f"{part()} {part()} {part()}-{part()}"
+        return f"{first} {second} {surname} of {draw.choice(nouns).title()}ville"
+
+    def number(draw: random.Random) -> str:
+        return "-".join(f"{draw.randrange(10**4):04d}" for _ in range(5))
+
+    def address(draw: random.Random) -> str:
+        first, second, town = (draw.choice(each).title() for each in (adjectives, nouns, nouns))
+        kind = draw.choice(("Street", "Road", "Lane", "Avenue"))
+        house, floor, code, box = (draw.randint(10, most) for most in (999, 30, 99999, 999))
+        return f"{house} {first} {second} {kind}, Floor {floor}, {code:05d} {town}ville, Box {box}"
+
+    return {
+        "name": ("owner", name),
+        "number": ("account number", number),
+        "address": ("postal address", address),
+    }
+
+
+def statement(what: str, key: str, record: str) -> str:
+    """Return the sentence with a record."""
+    return f"The {what} of project {key} is: {record}."
+
+
+def question(what: str, key: str) -> str:
+    """Return the question for a record."""
+    return f"What is the {what} of project {key}? Copy it exactly, and write nothing else."
 
 
 class Probes:
@@ -81,8 +172,8 @@ class Probes:
 
     def _answer(self, probe: _Probe, config: ReuseConfig) -> tuple[list[int], bool]:
         """Return the answer's tokens, and whether they contain the record."""
-        asked = Request(probe[0], config, method_of(config), Clock(), probe[2])
-        drawn = self._pipeline.generate(asked, DecodeConfig(probe[2]), listener=Listener())[1]
+        request = Request(probe[0], config, method_of(config), Clock(), probe[2])
+        drawn = self._pipeline.generate(request, DecodeConfig(probe[2]), listener=Listener())[1]
         text = str(self._tokenizer.decode(drawn.token_ids))
         return drawn.token_ids, is_copied(text, probe[1])
 
@@ -100,10 +191,10 @@ class Probes:
             order = draw.sample(chunks, count)
             if key in order[0]:  # the requested record is behind other chunks
                 order.reverse()
-            asked = "\n\n".join([*order, request(what, key)])
-            prompt: Prompt = f"{asked}\n\n"
+            text = "\n\n".join([*order, question(what, key)])
+            prompt: Prompt = f"{text}\n\n"
             if self._tokenizer.chat_template:
-                prompt = [{"role": "user", "content": asked}]
+                prompt = [{"role": "user", "content": text}]
             # the prompt contains the answer's beginning, so that reasoning models copy at once, too
             begun = render(prompt, self._tokenizer).text
             begun += statement(what, key, record).partition(f" {record}")[0]

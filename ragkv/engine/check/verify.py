@@ -15,21 +15,19 @@ from ragkv.decode.prefill import full_prefill, rounding_kl
 from ragkv.engine.pipeline import Pipeline
 from ragkv.engine.plan import Computed
 from ragkv.engine.planner import Planner
-from ragkv.engine.request import Request
+from ragkv.engine.request import Clock, Request
 from ragkv.errors import ConfigError, ModelInUseError, UnsupportedModelError
 from ragkv.ingest.corpus import Corpus
 from ragkv.ingest.encode import encode
-from ragkv.model.architecture import config_of, is_verified
+from ragkv.model.architecture import KeyProbe, config_of, is_verified
 from ragkv.model.linear import in_float32
 from ragkv.model.load import without_reuse
 from ragkv.model.loaded import LoadedModel, ReusableModel
 from ragkv.model.lock import lock_of
 from ragkv.model.memory import is_out_of_memory
 from ragkv.model.quantised import INT4_ROWS
-from ragkv.model.rope_probe import KeyProbe
 from ragkv.model.rotary import rotate, unrotate
 from ragkv.prompt.render import chat_head
-from ragkv.report.clock import Clock
 from ragkv.schedule.beside import PassesBesideRequests
 from ragkv.schedule.requests import RequestQueue
 from ragkv.select import method_of

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ragkv.errors import ConfigError
 from ragkv.report.page.parts import ORIGINS, SHOWN, TOPS
 from ragkv.report.page.prompt import CLASSES, prompt
-from ragkv.report.page.words import count, head, percent, safe, seconds
+from ragkv.report.words import head, percent, safe, seconds, unbroken_count
 
 if TYPE_CHECKING:
     from ragkv.report.account import ReuseReport
@@ -84,7 +84,7 @@ def page(
             "this report has no trace of its prompt: give the engine's report, not a copy from "
             "from_dict()"
         )
-    name = question or f"A prompt of {count(report.tokens.prompt, 'token')}"
+    name = question or f"A prompt of {unbroken_count(report.tokens.prompt, 'token')}"
     blocks = [
         _head(report, name, model),
         _figures(report),
@@ -119,7 +119,7 @@ def _figures(report: ReuseReport) -> str:
     facts = [
         ("First token after", seconds(report.ttft_s), ""),
         *_whole_answer(report),
-        ("Prompt", count(report.tokens.prompt, "token"), ""),
+        ("Prompt", unbroken_count(report.tokens.prompt, "token"), ""),
         ("Cached", f"{known:,}", f"{percent(known / report.tokens.prompt)} of the prompt"),
         (
             "Recomputed",
@@ -138,7 +138,7 @@ def _whole_answer(report: ReuseReport) -> list[tuple[str, str, str]]:
     if report.decode.tokens < 2:
         return []
     decode = report.decode
-    tokens = f"{count(decode.tokens, 'token')}, {decode.ms_per_token:.0f}\u00a0ms each"
+    tokens = f"{unbroken_count(decode.tokens, 'token')}, {decode.ms_per_token:.0f}\u00a0ms each"
     steps = f"; {decode.tokens_per_step:.1f} a step" if decode.accepted else ""
     return [("Whole answer after", seconds(report.total_s), tokens + steps)]
 

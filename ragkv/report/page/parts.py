@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from ragkv.report.trace import Trace
 
 ORIGINS = ("sink", "reused", "recomputed", "fresh", "exact", "repaired", "version")
-"""Names of the numbers in ``ReuseReport.positions``."""
+"""Names of the numbers in ``PromptTokens.origins``."""
 
 SHOWN = (0, 4, 5, 1, 6, 2, 3)
 """The origins, ordered by the computation that a token needed."""

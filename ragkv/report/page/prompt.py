@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ragkv.report.page.parts import ORIGINS, SHOWN, Part, Standing, parts, standing
-from ragkv.report.page.words import count, head, percent, safe
+from ragkv.report.words import head, percent, safe, unbroken_count
 
 if TYPE_CHECKING:
     from ragkv.report.account import ReuseReport
@@ -24,7 +24,7 @@ def prompt(report: ReuseReport, trace: Trace) -> str:
     marks = _marks(report, trace, pieces)
     out = []
     for part in parts(report, trace):
-        size = count(part.end - part.start, "token")
+        size = unbroken_count(part.end - part.start, "token")
         tokens = "".join(marks[part.start : part.end])
         shown = f'<div class="tokens" dir="auto">{tokens}</div>'
         if part.text:

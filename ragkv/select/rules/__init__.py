@@ -1,1 +1,1 @@
-"""The methods, one file each. A file defines ``METHOD``; its name is the method's name."""
+"""The methods that recompute rows: each file defines ``METHOD``, of the file's name."""

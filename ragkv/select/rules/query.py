@@ -3,7 +3,7 @@
 After ProphetKV (arXiv 2602.02579) and InfoFlow (arXiv 2603.05353): the primary model shows which
 context matters for its answer. Only the uncached tokens run, up to the last observed layer. A
 token's score combines the attention of the prompt's last token and the maximum over the query's
-tokens, since a word's context may matter to no other word. A small part of a score spreads to
+tokens, since a word's context can matter to a single word. A small part of a score spreads to
 neighbours, since answers are near the terms of the question. Tokens that are not recomputed move
 with their recomputed neighbours (:mod:`ragkv.recompute.drift`). In the upper layers recomputed
 tokens attend sparsely (:mod:`ragkv.attend.sparse_rows`). Tokens that an answer will copy are

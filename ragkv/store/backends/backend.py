@@ -99,7 +99,7 @@ class Backend(ABC):
     def scan(self, prefix: str, after: str = "") -> Iterator[Key]:
         """Yield the keys with this prefix that sort after ``after``, in order.
 
-        Keys that are added or deleted meanwhile can be missing; all others are included.
+        Keys that are added or deleted meanwhile can be missing; all remaining ones are included.
         """
         return (key for key in self.listed(prefix, after) if is_key(key.name))
 

@@ -51,7 +51,7 @@ class MemoryBackend(Backend):
         return self.place.nbytes
 
     def get(self, key: str) -> Blob | None:
-        """Return the value itself if it is private, otherwise a copy."""
+        """Return the value itself if it is private, else a copy."""
         value = self._open().values.get(key)
         return value if self.private or value is None else bytearray(value)
 

@@ -74,7 +74,7 @@ class RedisBackend(Backend):
                 re.sub("^valkey", "redis", url),
                 socket_connect_timeout=CONNECT_TIMEOUT_S,
                 socket_timeout=TIMEOUT_S,
-                retry=Retry(NoBackoff(), 1),  # a connection may have gone stale while idle
+                retry=Retry(NoBackoff(), 1),  # an idle connection can have gone stale
             )
         except ValueError as error:
             raise StoreError(f"{self._place} is no address of a Redis server: {error}") from error

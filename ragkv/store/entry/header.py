@@ -183,7 +183,7 @@ def read_header(blob: Blob) -> tuple[Header, int]:
         raise RefusedEntryError("unreadable", "no safetensors header, or a file cut short")
     header = _header(bytes(view[:start]))
     if len(view) != start + header.data_bytes:
-        raise RefusedEntryError("unreadable", "the file is shorter or longer than it says")
+        raise RefusedEntryError("unreadable", "the file's length differs from its header")
     return header, start
 
 

@@ -35,7 +35,7 @@ class CorruptEntryError(Exception):
 
 
 class LayerReader:
-    """The layers of an entry in a buffer. Each call verifies what it reads.
+    """The layers of an entry in a buffer. Each call verifies the bytes that it reads.
 
     Parameters
     ----------
@@ -126,7 +126,7 @@ class LazyKV:
     source
         Reads the layers.
     threads
-        Number of threads that :meth:`whole` may use.
+        Most threads of :meth:`whole`.
     """
 
     def __init__(
@@ -291,7 +291,7 @@ class ReadAhead:
         self._thread: threading.Thread | None = None
 
     def start(self, entries: Sequence[LazyKV]) -> None:
-        """Load these entries in place of any others; loading that runs already goes on."""
+        """Load these entries instead of the previous ones; a load in progress continues."""
         if entries == self._entries:
             return
         self.stop()

@@ -1,1 +1,1 @@
-"""Copies of entries in faster memory, and what is evicted from them."""
+"""Copies of entries in faster memory, and their eviction."""

@@ -75,7 +75,7 @@ class Eviction:
             return written
 
         written = None
-        if not self._making_room.locked():  # otherwise it would take another put's room
+        if not self._making_room.locked():  # else it would take another put's room
             with suppress(StoreFullError):
                 written = counted()
         if written is None:
@@ -121,7 +121,7 @@ class Eviction:
     def _learn(self, store: ChunkStore, per_token: float) -> None:
         """Add chunks that other processes put, and drop deleted ones."""
         texts: list[str] = []
-        with suppress(StoreError):  # otherwise the known chunks have to do
+        with suppress(StoreError):  # else the known chunks have to suffice
             self._seen, texts, _ = store.changes(self._seen)
         with self._lock:
             if all(text in self._policy for text in texts):

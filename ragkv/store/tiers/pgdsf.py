@@ -89,7 +89,7 @@ class PGDSF:
         return [key for _, _, key in found]
 
     def evict(self, key: Hashable) -> None:
-        """Forget an evicted entry, and age the others."""
+        """Forget an evicted entry, and age the rest."""
         self.clock = max(self.clock, self._ranks[key][0])
         self.remove(key)
 

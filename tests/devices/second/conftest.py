@@ -4,8 +4,6 @@ tests/devices/test_second_device.py starts them in processes of their own, as th
 back. Anywhere else they are left out.
 """
 
-from __future__ import annotations
-
 import os
 
 import pytest

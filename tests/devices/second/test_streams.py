@@ -1,8 +1,6 @@
 """An engine on a device other than the CPU: no race, no needless waiting."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -10,19 +8,17 @@ import pytest
 import second_device
 from tiny import some_chunks
 
-from ragkv import RagKV
 from ragkv.config import StoreConfig
 from ragkv.ingest.corpus import Corpus
 from ragkv.model.streams import SideStream, side_stream
 from ragkv.splice.on_device import put_on_device
 
-Make = Callable[..., RagKV]
 CHUNKS = some_chunks(3)
 PROMPT = [{"role": "user", "content": "\n\n".join(CHUNKS) + "\n\nWhat does it say?"}]
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral-window", "gemma2", "gpt-oss"])
-def test_nothing_waits_while_a_pass_is_handed_over(make_engine: Make, family: str) -> None:
+def test_nothing_waits_while_a_pass_is_handed_over(make_engine, family):
     """The host waits for scores, to choose by them, and for the first token: for nothing else."""
     engine = make_engine(family, device="second", store=StoreConfig(":memory:", device_bytes=0))
     engine.precompute(CHUNKS)
@@ -54,8 +50,8 @@ def test_nothing_waits_while_a_pass_is_handed_over(make_engine: Make, family: st
     ids=["from-host", "from-device"],
 )
 def test_later_layers_are_copied_while_earlier_ones_are_computed(
-    make_engine: Make, monkeypatch: pytest.MonkeyPatch, store: dict[str, int], *, is_resident: bool
-) -> None:
+    make_engine, monkeypatch, store, *, is_resident
+):
     """Those on the device already are placed at once: there is nothing to copy."""
     engine = make_engine(device="second", store=StoreConfig(":memory:", **store))
     engine.precompute(CHUNKS)
@@ -76,9 +72,7 @@ def test_later_layers_are_copied_while_earlier_ones_are_computed(
     assert len(set(waited_for)) == 1
 
 
-def test_layers_that_are_not_waited_for_are_seen(
-    make_engine: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_layers_that_are_not_waited_for_are_seen(make_engine, monkeypatch):
     """The test's own test: without the one line that joins the streams, there is a race."""
     engine = make_engine(device="second", store=StoreConfig(":memory:", device_bytes=0))
     engine.precompute(CHUNKS)
@@ -98,9 +92,7 @@ def test_layers_that_are_not_waited_for_are_seen(
         engine.prefill(PROMPT)
 
 
-def test_what_is_timed_has_been_computed(
-    make_engine: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_timed_has_been_computed(make_engine, monkeypatch):
     """The rate at which chunks are computed decides whether they are loaded."""
     waited: list[list[str]] = []
     monkeypatch.setattr(Corpus, "record_speed", lambda *_: waited.append(list(second_device.waits)))

@@ -1,11 +1,8 @@
 """What LangChain's users are used to: caches of answers, configurations, bound settings, dates."""
 
-from __future__ import annotations
-
 import asyncio
 import copy
 import pickle
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,7 +17,6 @@ from langchain_ragkv import ChatRagKV, RagKVLLM, RagKVRetriever, RagKVTransforme
 from pydantic import ValidationError
 from tiny import some_chunks, tiny_model, tiny_tokenizer
 
-from ragkv import RagKV
 from ragkv.errors import ConfigError
 
 
@@ -32,7 +28,7 @@ def _answers_are_cached() -> Any:
 
 
 @pytest.mark.usefixtures("_answers_are_cached")
-def test_a_cache_of_answers_tells_settings_apart(kv: RagKV) -> None:
+def test_a_cache_of_answers_tells_settings_apart(kv):
     short, long = RagKVLLM(kv=kv, max_tokens=3), RagKVLLM(kv=kv, max_tokens=9)
     text = short.invoke("hey")
     assert len(long.invoke("hey")) > len(text)
@@ -57,7 +53,7 @@ class OfTenants(BaseRetriever):
         return [Document(page_content=f"{self.tenant} {number}") for number in range(self.k)]
 
 
-def test_a_wrapped_retriever_gets_the_whole_configuration(kv: RagKV) -> None:
+def test_a_wrapped_retriever_gets_the_whole_configuration(kv):
     inner = OfTenants().configurable_fields(tenant=ConfigurableField(id="tenant"))
     config: Any = {"configurable": {"tenant": "acme"}, "run_name": "outer"}
     retriever = RagKVRetriever(retriever=inner, kv=kv)
@@ -67,12 +63,12 @@ def test_a_wrapped_retriever_gets_the_whole_configuration(kv: RagKV) -> None:
     assert retriever.invoke("q")[0].page_content == "none 0"
 
 
-def test_a_bound_retriever_returns_as_many_as_were_asked_for(kv: RagKV) -> None:
+def test_a_bound_retriever_returns_as_many_as_were_asked_for(kv):
     inner = OfTenants().with_config(tags=["x"])
     assert len(RagKVRetriever(retriever=inner, kv=kv, k=7).invoke("q")) == 7
 
 
-def test_what_is_bound_holds_for_the_chunks_too(kv: RagKV) -> None:
+def test_what_is_bound_holds_for_the_chunks_too(kv):
     sink = kv.sink_from([{"role": "system", "content": "You are a pirate.\n\n{context}"}])
     llm = ChatRagKV(kv=kv, max_tokens=3)
     bound = llm.bind(sink=sink, temperature=0.0)
@@ -83,7 +79,7 @@ def test_what_is_bound_holds_for_the_chunks_too(kv: RagKV) -> None:
     retriever = RagKVRetriever(retriever=OfTenants(), llm=bound)
     assert (retriever.llm, retriever.overrides) == (llm, {"sink": sink})
     named: list[dict[str, Any]] = []
-    kv.prefetch = lambda _, **given: named.append(given)  # type: ignore[method-assign]
+    kv.prefetch = lambda _, **given: named.append(given)
     retriever.invoke("q")
     assert named == [{"for_next_answer": True, "sink": sink}]
     llm.precompute([second], sink=sink)
@@ -92,7 +88,7 @@ def test_what_is_bound_holds_for_the_chunks_too(kv: RagKV) -> None:
     assert kv.contains(third)
 
 
-def test_what_a_function_fills_in_is_no_part_of_the_sink(kv: RagKV) -> None:
+def test_what_a_function_fills_in_is_no_part_of_the_sink(kv):
     days = iter(["2026-11-23", "2026-11-24"])
     system = ("system", "Be {tone}. Today is {date}.\n\n{context}")
     prompt = ChatPromptTemplate([system, ("human", "{question}")])
@@ -110,13 +106,13 @@ def test_what_a_function_fills_in_is_no_part_of_the_sink(kv: RagKV) -> None:
         "{% if context is none %}{{ context }}{% endif %}",
     ],
 )
-def test_a_template_that_hides_its_documents_is_refused(kv: RagKV, text: str) -> None:
+def test_a_template_that_hides_its_documents_is_refused(kv, text):
     prompt = PromptTemplate.from_template(text, template_format="jinja2")
     with pytest.raises((ConfigError, ValidationError), match="does not write context verbatim"):
         ChatRagKV(kv=kv, sink_from=prompt)
 
 
-def test_sampling_is_that_of_the_models_own_configuration(tmp_path: Path) -> None:
+def test_sampling_is_that_of_the_models_own_configuration(tmp_path):
     model = tiny_model()
     own = model.generation_config
     own.do_sample, own.top_k, own.temperature, own.top_p = True, 7, 0.3, 0.9
@@ -131,7 +127,7 @@ def test_sampling_is_that_of_the_models_own_configuration(tmp_path: Path) -> Non
     assert [getattr(found, name) for name in names] == [0.1, 0.5, 50, 5]
 
 
-def test_what_cannot_be_done_is_said(kv: RagKV) -> None:
+def test_what_cannot_be_done_is_said(kv):
     llm = ChatRagKV(kv=kv)
     with pytest.raises(TypeError, match="cannot be pickled: make one in each process"):
         pickle.dumps(llm)

@@ -1,7 +1,5 @@
 """ChatRagKV beyond langchain-tests: its settings, its account, its manners."""
 
-from __future__ import annotations
-
 import asyncio
 from functools import cache
 

@@ -1,7 +1,5 @@
 """Deletions by LangChain's ``index`` and by document reach the chunk caches."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from typing import Any
@@ -54,9 +52,7 @@ def corpus(make_engine: Callable[..., RagKV]) -> Corpus:
 
 @pytest.mark.parametrize("wait", [False, True])
 @pytest.mark.parametrize("cleanup", ["full", "incremental", "scoped_full"])
-def test_a_changed_document_loses_the_chunks_that_it_no_longer_has(
-    corpus: Corpus, cleanup: str, *, wait: bool
-) -> None:
+def test_a_changed_document_loses_the_chunks_that_it_no_longer_has(corpus, cleanup, *, wait):
     corpus.index([*of("one", A, B), *of("two", B, C)], cleanup, wait=wait)
     assert corpus.kept == [True, True, True, False]
     found = corpus.index([*of("one", D), *of("two", B, C)], cleanup, wait=wait)
@@ -67,14 +63,14 @@ def test_a_changed_document_loses_the_chunks_that_it_no_longer_has(
     assert len(corpus.store.get_by_ids(list(corpus.inner.store))) == len(corpus.inner.store)
 
 
-def test_full_cleanup_of_everything_empties_the_store(corpus: Corpus) -> None:
+def test_full_cleanup_of_everything_empties_the_store(corpus):
     corpus.index([*of("one", A, B), *of("two", C)], "full")
     corpus.index([], "full")
     assert corpus.kept == [False] * 4
     assert not list(corpus.kv._store.texts())
 
 
-def test_ids_are_deleted_by_hand_and_search_is_the_vector_store_s(corpus: Corpus) -> None:
+def test_ids_are_deleted_by_hand_and_search_is_the_vector_store_s(corpus):
     store = corpus.store
     ids = store.add_documents(of("one", A, B))
     store.add_documents(of("two", A), ids=["x"])
@@ -87,7 +83,7 @@ def test_ids_are_deleted_by_hand_and_search_is_the_vector_store_s(corpus: Corpus
     assert corpus.kept == [False] * 4
 
 
-def test_chunks_are_rendered_as_the_chain_will(make_engine: Callable[..., RagKV]) -> None:
+def test_chunks_are_rendered_as_the_chain_will(make_engine):
     kv = make_engine()
     prompt = PromptTemplate.from_template("{source}: {page_content}")
     inner = InMemoryVectorStore(DeterministicFakeEmbedding(size=8))
@@ -100,7 +96,7 @@ def test_chunks_are_rendered_as_the_chain_will(make_engine: Callable[..., RagKV]
 
 
 @pytest.mark.parametrize("key", ["source", "page"])
-def test_the_transformer_knows_documents(corpus: Corpus, key: str) -> None:
+def test_the_transformer_knows_documents(corpus, key):
     by_document = True if key == "source" else key
     step = RagKVTransformer(kv=corpus.kv, by_document=by_document, show_progress=False)
 

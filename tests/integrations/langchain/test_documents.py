@@ -1,7 +1,5 @@
 """RagKVRetriever and RagKVTransformer."""
 
-from __future__ import annotations
-
 import asyncio
 from functools import cache
 

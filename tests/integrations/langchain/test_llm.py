@@ -1,7 +1,5 @@
 """RagKVLLM in the place of HuggingFacePipeline."""
 
-from __future__ import annotations
-
 import asyncio
 import copy
 from functools import cache

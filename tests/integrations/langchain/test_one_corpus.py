@@ -1,12 +1,11 @@
 """Chunks that were encoded once, behind one sink, serve every chain of LangChain."""
 
-from __future__ import annotations
-
 import pytest
 from langchain.agents import create_agent
 from langchain_classic.chains import create_history_aware_retriever, create_retrieval_chain
 from langchain_classic.chains.combine_documents import create_stuff_documents_chain
 from langchain_core.documents import Document
+from langchain_core.messages import AIMessage, HumanMessage
 from langchain_core.prompts import ChatPromptTemplate, PromptTemplate
 from langchain_core.runnables import RunnableLambda, RunnablePassthrough
 from langchain_core.tools import create_retriever_tool
@@ -82,11 +81,15 @@ def stuffed_citations(llm):
     create_retrieval_chain(retriever(llm) | numbered, stuff).invoke({"input": QUESTION})
 
 
-def history_aware(llm):
+def conversation(llm, found):
     asking = ChatPromptTemplate([("placeholder", "{chat_history}"), ("human", "{input}")])
-    aware = create_history_aware_retriever(llm, retriever(llm), asking)
-    chain = create_retrieval_chain(aware, create_stuff_documents_chain(llm, TURNS))
-    chain.invoke({"input": QUESTION, "chat_history": [("human", "Hello"), ("ai", "Hello")]})
+    aware = create_history_aware_retriever(llm, found, asking)
+    return create_retrieval_chain(aware, create_stuff_documents_chain(llm, TURNS))
+
+
+def history_aware(llm):
+    given = {"input": QUESTION, "chat_history": [("human", "Hello"), ("ai", "Hello")]}
+    conversation(llm, retriever(llm)).invoke(given)
 
 
 CHAINS = {
@@ -150,3 +153,21 @@ def test_an_agent_s_own_head_is_its_sink(make_engine, make_say):
     assert not report.warnings
     assert report.tokens.sink == report.chunks[0].start > 20
     assert report.tokens.exact > report.tokens.sink
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_every_turn_of_a_conversation_reuses_its_own_document(make_engine, streaming):
+    llm = ChatRagKV(kv=make_engine(reuse=ReuseConfig()), max_tokens=12)
+    left = iter(documents())
+    llm.precompute(some_chunks())
+    chain = conversation(llm, RunnableLambda(lambda _: [next(left)]))
+    history = []
+    for text in some_chunks():
+        given = {"input": f"{QUESTION} And {len(history)} more?", "chat_history": history}
+        if streaming:
+            answer = "".join(part.get("answer", "") for part in chain.stream(given))
+        else:
+            answer = chain.invoke(given)["answer"]
+        history += [HumanMessage(given["input"]), AIMessage(answer)]
+        assert {use.text for use in llm.last_report.chunks if use.reused} == {text}
+    assert "earlier answers were recomputed" in " ".join(llm.last_report.warnings)

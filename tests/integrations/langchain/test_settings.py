@@ -1,7 +1,5 @@
 """What both models refuse before anything is loaded, and transformers' settings."""
 
-from __future__ import annotations
-
 import pytest
 from langchain_ragkv import ChatRagKV, RagKVLLM
 

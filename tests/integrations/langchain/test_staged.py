@@ -1,7 +1,5 @@
 """RagKVStagedRetriever: what each stage found is loading while the next one is searched."""
 
-from __future__ import annotations
-
 import asyncio
 import copy
 import threading

@@ -1,7 +1,5 @@
 """LangChain: chunks that a retriever found and that are not reused are in the answer's metadata."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

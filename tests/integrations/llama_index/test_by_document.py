@@ -1,7 +1,5 @@
 """``RagKVTransform(by_document=True)`` where a call sees a part of a document."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import sys
@@ -80,14 +78,14 @@ if __name__ == "__main__":
 """
 
 
-def test_two_forked_workers_share_a_document(folder: str, tmp_path: Path) -> None:
+def test_two_forked_workers_share_a_document(folder, tmp_path):
     """``arun`` forks where the system does; threads of the parent are not waited for."""
     here = os.pathsep.join([str(Path(__file__).parent), *sys.path])
     kept, nodes = map(int, output_of(FORKING, folder, tmp_path / "store", PYTHONPATH=here).split())
     assert kept == nodes > 4
 
 
-def test_a_document_that_shrank_loses_its_old_chunks_in_parts_too(llm: RagKVLLM) -> None:
+def test_a_document_that_shrank_loses_its_old_chunks_in_parts_too(llm):
     parts = 2
     old = split(" ".join(some_chunks(6)))
     in_workers(llm, old, parts)
@@ -105,7 +103,7 @@ def test_a_document_that_shrank_loses_its_old_chunks_in_parts_too(llm: RagKVLLM)
     assert llm.kv.forget(document="doc") == len(new)
 
 
-def test_batches_and_two_pipelines_over_one_document_add_up(llm: RagKVLLM) -> None:
+def test_batches_and_two_pipelines_over_one_document_add_up(llm):
     nodes = split(" ".join(some_chunks(4)))
     step = RagKVTransform(llm=llm, by_document=True)
     for at in range(0, len(nodes), 2):
@@ -118,7 +116,7 @@ def test_batches_and_two_pipelines_over_one_document_add_up(llm: RagKVLLM) -> No
     assert kept(llm, [*nodes, *also]) == len(nodes) + len(also)
 
 
-def test_without_a_hash_a_call_has_the_whole_document_unless_in_a_worker(llm: RagKVLLM) -> None:
+def test_without_a_hash_a_call_has_the_whole_document_unless_in_a_worker(llm):
     texts = some_chunks(4)
     in_workers(llm, by_hand(texts))
     assert kept(llm, by_hand(texts)) == 4
@@ -126,9 +124,7 @@ def test_without_a_hash_a_call_has_the_whole_document_unless_in_a_worker(llm: Ra
     assert kept(llm, by_hand(texts)) == 1
 
 
-def test_ingestion_says_its_size_once_where_there_is_no_terminal(
-    llm: RagKVLLM, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_ingestion_says_its_size_once_where_there_is_no_terminal(llm, capsys):
     capsys.readouterr()
     nodes = [*split(" ".join(some_chunks(2))), *split(" ".join(some_chunks(3)[2:]), "other")]
     for by_document in (True, False):

@@ -1,7 +1,5 @@
 """LlamaIndex's chat engines put what they retrieved before the conversation."""
 
-from __future__ import annotations
-
 import pytest
 from llama_index.core import VectorStoreIndex
 from llama_index.core.base.llms.types import MessageRole

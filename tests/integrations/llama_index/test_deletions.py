@@ -1,7 +1,5 @@
 """Deletions in LlamaIndex reach the chunk caches."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 
@@ -40,9 +38,7 @@ def kept(kv: RagKV) -> list[bool]:
 @pytest.mark.parametrize(
     "strategy", [DocstoreStrategy.UPSERTS, DocstoreStrategy.UPSERTS_AND_DELETE]
 )
-def test_a_pipeline_s_upserts_and_deletions(
-    kv: RagKV, store: RagKVVectorStore, strategy: DocstoreStrategy, *, step: bool, wait: bool
-) -> None:
+def test_a_pipeline_s_upserts_and_deletions(kv, store, strategy, *, step, wait):
     """With a step of its own in the pipeline, or by the vector store alone."""
     steps: list[Any] = [SPLITTER, MockEmbedding(embed_dim=4)]
     if step:
@@ -70,7 +66,7 @@ def test_a_pipeline_s_upserts_and_deletions(
 
 
 @pytest.mark.parametrize("wait", [False, True])
-def test_an_index_s_deletions(kv: RagKV, store: RagKVVectorStore, *, wait: bool) -> None:
+def test_an_index_s_deletions(kv, store, *, wait):
     index = VectorStoreIndex.from_documents(
         [of("one", A), of("two", B), of("three", B)],
         storage_context=StorageContext.from_defaults(vector_store=store),
@@ -95,7 +91,7 @@ def test_an_index_s_deletions(kv: RagKV, store: RagKVVectorStore, *, wait: bool)
     assert index.as_retriever(similarity_top_k=2).retrieve("x")
 
 
-def test_the_vector_store_answers_as_the_one_within(kv: RagKV, store: RagKVVectorStore) -> None:
+def test_the_vector_store_answers_as_the_one_within(kv, store):
     from llama_index.core.vector_stores.types import VectorStoreQuery
 
     nodes = SPLITTER([of("one", A)])

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import inspect
 from copy import deepcopy
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """What LlamaIndex writes into prompts beside the text of nodes, and instead of it."""
 
-from __future__ import annotations
-
 import pytest
 from llama_index.core import Document, VectorStoreIndex
 from llama_index.core.evaluation import FaithfulnessEvaluator

@@ -1,7 +1,5 @@
 """Chunks that were encoded once, behind one sink, serve every engine of LlamaIndex."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

@@ -1,7 +1,5 @@
 """What to_dict() writes, what it leaves out, and what from_dict() makes of it."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """RagKVLLM's settings: generate_kwargs, and what is refused before anything is loaded."""
 
-from __future__ import annotations
-
 import pytest
 from llama_index.core.constants import DEFAULT_CONTEXT_WINDOW
 from llama_index.llms.huggingface import HuggingFaceLLM

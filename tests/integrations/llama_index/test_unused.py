@@ -1,7 +1,5 @@
 """LlamaIndex: chunks that were retrieved and not reused are in the answer's metadata."""
 
-from __future__ import annotations
-
 import asyncio
 import textwrap
 

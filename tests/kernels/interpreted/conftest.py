@@ -4,8 +4,6 @@ tests/kernels/test_kernels.py starts them in the interpreter, in a process of th
 the variable when it is imported. Anywhere else they carry the marker ``gpu``.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Attention of scattered rows against a dense softmax written out in numpy."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

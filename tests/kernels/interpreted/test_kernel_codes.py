@@ -1,7 +1,5 @@
 """Restoring and encoding against the store's layout, written out in numpy loops."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

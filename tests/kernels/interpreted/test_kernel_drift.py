@@ -1,13 +1,11 @@
 """Predicted shifts against plain loops in float64."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from ragkv_kernels import Stretches, twins
 
 TOLERANCE = {torch.float32: 2e-4, torch.bfloat16: 5e-2}
-HEADS, END, ROWS, FORMER = 2, 150, 30, 6
+HEADS, END, ROWS, EARLIER = 2, 150, 30, 6
 
 
 def side_of(side):
@@ -18,11 +16,11 @@ def side_of(side):
     return drift
 
 
-def stretches_of(device, former):
-    """Two stretches of different length; some observed rows are a former prompt's."""
+def stretches_of(device, earlier):
+    """Two stretches of different length; some observed rows are an earlier prompt's."""
     torch.manual_seed(3)
     positions = torch.tensor([12, 14, 30, 31, 33, 90, 101, 102])
-    sources = torch.tensor([4, 5, -3 if former else 6, 7, 9, 20, -1 if former else 21, 25])
+    sources = torch.tensor([4, 5, -3 if earlier else 6, 7, 9, 20, -1 if earlier else 21, 25])
     observed = torch.tensor([[0, 1, 2, 3, 4], [5, 6, 7, -1, -1]])
     weights = torch.rand(2, 70, 5) * (observed >= 0)[:, None]
     fixed = torch.zeros(END, dtype=torch.bool)
@@ -42,10 +40,10 @@ def turned(row, cos, sin, adjacent):
     return row
 
 
-def by_loops(rows, fresh, former, of, table, adjacent):
+def by_loops(rows, fresh, earlier, of, table, adjacent):
     rows = [part.double().cpu().clone() for part in rows]
     fresh = [part.double().cpu() for part in fresh]
-    former = former and [part.double().cpu() for part in former]
+    earlier = earlier and [part.double().cpu() for part in earlier]
     of = Stretches(*(part.cpu() for part in of))
     cos, sin = (part.double().cpu() for part in table)
     before = [part.clone() for part in rows]
@@ -53,7 +51,7 @@ def by_loops(rows, fresh, former, of, table, adjacent):
         moved = []
         for at, source in zip(of.positions.tolist(), of.sources.tolist(), strict=True):
             shift = (
-                former[index][:, ~source]
+                earlier[index][:, ~source]
                 if source < 0
                 else (fresh[index][:, source] - before[index][:, at])
             )
@@ -89,19 +87,19 @@ def by_loops(rows, fresh, former, of, table, adjacent):
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize(
-    ("width", "rotary", "adjacent", "former"),
+    ("width", "rotary", "adjacent", "earlier"),
     [(64, 64, False, False), (80, 80, False, True), (64, 32, True, True), (64, 16, False, False)],
     ids=["halves", "padded", "adjacent", "partial"],
 )
 def test_rows_move_as_their_stretch_lets_expect(
-    side, device, width, rotary, adjacent, former, dtype
+    side, device, width, rotary, adjacent, earlier, dtype
 ):
     torch.manual_seed(width + rotary)
     rows = torch.randn(2, HEADS, END + 9, width).to(device, dtype)[:, :, :END].unbind()
     fresh = [torch.randn(ROWS, HEADS, width).transpose(0, 1).to(device, dtype) for _ in range(2)]
-    known = torch.randn(2, HEADS, FORMER, width).to(device, dtype).unbind() if former else None
+    known = torch.randn(2, HEADS, EARLIER, width).to(device, dtype).unbind() if earlier else None
     table = 1.2 * torch.rand(2, END, rotary // 2).to(device) - 0.2
-    of = stretches_of(device, former)
+    of = stretches_of(device, earlier)
     expected = by_loops(rows, fresh, known, of, table, adjacent)
     side_of(side)(rows, fresh, known, of, table=tuple(table), adjacent=adjacent)
     for part, want in zip(rows, expected, strict=True):

@@ -1,7 +1,5 @@
 """Rows of several caches, given by address: each cache's part is `attend` over that cache."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import pytest

@@ -1,7 +1,5 @@
 """A backend of each kind."""
 
-from __future__ import annotations
-
 import secrets
 from collections.abc import Callable, Iterator
 

@@ -1,7 +1,5 @@
 """What every backend does, whatever it stands on."""
 
-from __future__ import annotations
-
 import random
 import secrets
 import threading
@@ -24,8 +22,6 @@ from ragkv.store.backends.s3 import S3Backend
 
 pytestmark = pytest.mark.usefixtures("without_syncs")
 
-Open = Callable[[], Backend]
-
 
 def bytes_of(seed: object, length: int) -> bytes:
     return random.Random(str(seed)).randbytes(length)
@@ -40,7 +36,7 @@ SIZES = [0, 1, 999, 1000, 1001, 4096, 4097, 65536, 65537, 3 << 20]
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_returns_what_was_put(backend: Backend, size: int) -> None:
+def test_returns_what_was_put(backend, size):
     value = bytes_of("value", size)
     assert backend.get("a/key") is None
     assert backend.size("a/key") is None
@@ -58,7 +54,7 @@ def test_returns_what_was_put(backend: Backend, size: int) -> None:
     assert list(backend.scan("")) == []
 
 
-def test_a_value_may_change_its_size(backend: Backend) -> None:
+def test_a_value_may_change_its_size(backend):
     for size in [5, 70_000, 10, 0, 2000, 140_000, 66_000, 3]:
         value = bytes_of("again", size)
         backend.put("key", [value])
@@ -67,19 +63,19 @@ def test_a_value_may_change_its_size(backend: Backend) -> None:
         assert [tuple(key) for key in backend.scan("")] == [("key", size)]
 
 
-def test_large_values_can_be_written_to(backend: Backend) -> None:
+def test_large_values_can_be_written_to(backend):
     """Torch wants such memory; what is written there stays in this process."""
     backend.put("key", [bytes(100_000)])
     value = backend.get("key")
     if not isinstance(value, bytes):
-        value[0] = 1  # type: ignore[index]
+        value[0] = 1
     assert content(backend, "key") == bytes(100_000)
 
 
 KEYS = ["0", "A-b_c.d", "Z", "a", "a/b", "a/b-c", "a/b/c", "a/c", "aa", "b/" + "x" * 500, "z"]
 
 
-def test_keys_are_scanned_in_order(backend: Backend) -> None:
+def test_keys_are_scanned_in_order(backend):
     draw = random.Random(0)
     assert list(backend.scan("")) == []
     for key in draw.sample(KEYS, len(KEYS)):
@@ -94,7 +90,7 @@ def test_keys_are_scanned_in_order(backend: Backend) -> None:
         assert content(backend, key) == key.encode()
 
 
-def test_long_scans(backend: Backend) -> None:
+def test_long_scans(backend):
     count = 60 if isinstance(backend, S3Backend) else 1202  # more than a page, but moto is slow
     keys = [f"log/{number:020}" for number in range(1, count + 1)]
     with ThreadPoolExecutor(4) as pool:
@@ -109,12 +105,12 @@ def test_long_scans(backend: Backend) -> None:
 @pytest.mark.parametrize(
     "key", ["", "/a", "a/", "a//b", "../a", "a/../b", ".a", "-a", "ä", "a b", "a\n", "x" * 513]
 )
-def test_other_keys_are_refused(key: str) -> None:
+def test_other_keys_are_refused(key):
     with pytest.raises(ValueError, match="is no key"):
         check_key(key)
 
 
-def test_several_values_at_once(backend: Backend) -> None:
+def test_several_values_at_once(backend):
     wanted: list[bytes | None] = []
     for number, size in enumerate(SIZES[:-1]):
         wanted += [bytes_of(number, size), None]
@@ -126,7 +122,7 @@ def test_several_values_at_once(backend: Backend) -> None:
 
 
 @pytest.mark.parametrize("size", [10, 100_000])
-def test_one_of_many_puts_what_is_absent(opened: Open, size: int) -> None:
+def test_one_of_many_puts_what_is_absent(opened, size):
     backends = [opened(), opened()]
     for round_ in range(5):
         barrier = threading.Barrier(8)
@@ -147,7 +143,7 @@ def test_one_of_many_puts_what_is_absent(opened: Open, size: int) -> None:
     assert content(backends[1], "key/0") == b"late"
 
 
-def test_no_value_is_seen_in_part(opened: Open) -> None:
+def test_no_value_is_seen_in_part(opened):
     sizes = [3, 5000, 5000, 70_000, 130_000]
     values = {bytes_of(number, size) for number, size in enumerate(sizes)}
     writers, reader = [opened(), opened()], opened()
@@ -174,7 +170,7 @@ def test_no_value_is_seen_in_part(opened: Open) -> None:
             task.result()
 
 
-def test_two_openers_see_each_other(opened: Open) -> None:
+def test_two_openers_see_each_other(opened):
     first, second = opened(), opened()
     for number, size in enumerate([10, 100_000]):
         first.put(f"key/{number}", [bytes(size)])
@@ -186,7 +182,7 @@ def test_two_openers_see_each_other(opened: Open) -> None:
         assert first.get(f"key/{number}") is None
 
 
-def test_a_closed_backend_is_closed(opened: Open) -> None:
+def test_a_closed_backend_is_closed(opened):
     backend = opened()
     backend.put("key", [b"value"])
     backend.close()
@@ -212,7 +208,7 @@ USES: list[Callable[[Backend], object]] = [
 # ---- Redis
 
 
-def test_the_redis_server_dies(tmp_path: Path) -> None:
+def test_the_redis_server_dies(tmp_path):
     pytest.importorskip("redis")
     server = RedisServer(tmp_path)
     with closing(RedisBackend(server.url, "n")) as backend:
@@ -232,7 +228,7 @@ def test_the_redis_server_dies(tmp_path: Path) -> None:
             server.kill()
 
 
-def test_the_redis_server_hangs(tmp_path: Path) -> None:
+def test_the_redis_server_hangs(tmp_path):
     pytest.importorskip("redis")
     server = RedisServer(tmp_path)
     with closing(RedisBackend(f"{server.url}?socket_timeout=0.2", "n")) as backend:
@@ -243,7 +239,7 @@ def test_the_redis_server_hangs(tmp_path: Path) -> None:
     server.kill()
 
 
-def test_a_redis_server_without_room(redis_server: RedisServer) -> None:  # noqa: F811
+def test_a_redis_server_without_room(redis_server):  # noqa: F811
     with closing(RedisBackend(redis_server.url, secrets.token_hex(8))) as backend:
         backend.put("key", [bytes(70_000)])
         before = backend._client.dbsize()
@@ -259,7 +255,7 @@ def test_a_redis_server_without_room(redis_server: RedisServer) -> None:  # noqa
         assert backend._client.dbsize() == before
 
 
-def test_redis_keeps_nothing_of_old_values(redis_server: RedisServer) -> None:  # noqa: F811
+def test_redis_keeps_nothing_of_old_values(redis_server):  # noqa: F811
     with closing(RedisBackend(redis_server.url, secrets.token_hex(8))) as backend:
         before = backend._client.dbsize()
         for size in (70_000, 90_000, 3, 80_000):
@@ -272,9 +268,9 @@ def test_redis_keeps_nothing_of_old_values(redis_server: RedisServer) -> None:  
 
 
 def test_a_value_above_redis_limit_is_refused(
-    redis_server: RedisServer,  # noqa: F811
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    redis_server,  # noqa: F811
+    monkeypatch,
+):
     monkeypatch.setattr("ragkv.store.backends.redis.LARGEST_VALUE", 1000)
     with closing(RedisBackend(redis_server.url, secrets.token_hex(8))) as backend:
         backend.put("key", [bytes(1000)])
@@ -287,7 +283,7 @@ def test_a_value_above_redis_limit_is_refused(
 # ---- addresses
 
 
-def test_addresses(redis_server: RedisServer) -> None:  # noqa: F811
+def test_addresses(redis_server):  # noqa: F811
     assert is_url("redis://host")
     assert is_url("s3://bucket")
     assert not is_url("/a/folder")
@@ -309,13 +305,13 @@ def test_addresses(redis_server: RedisServer) -> None:  # noqa: F811
 
 
 @pytest.mark.parametrize("url", ["s3://", "s3:///prefix", "s3://bucket?unknown=1"])
-def test_wrong_buckets(url: str) -> None:
+def test_wrong_buckets(url):
     pytest.importorskip("obstore")
     with pytest.raises(ConfigError, match="is no s3://"):
         open_backend(StoreConfig(url), "n")
 
 
-def test_a_bucket_that_does_not_answer(s3_server: str) -> None:  # noqa: F811
+def test_a_bucket_that_does_not_answer(s3_server):  # noqa: F811
     from obstore.store import S3Store
 
     for url in ("s3://chunks?endpoint=http://127.0.0.1:1", s3_server.replace("chunks", "nowhere")):
@@ -334,7 +330,7 @@ def test_a_bucket_that_does_not_answer(s3_server: str) -> None:  # noqa: F811
                 use(backend)
 
 
-def test_prefixes_keep_namespaces_apart(s3_server: str) -> None:  # noqa: F811
+def test_prefixes_keep_namespaces_apart(s3_server):  # noqa: F811
     names = [secrets.token_hex(4) for _ in range(3)]
     backends = [open_backend(StoreConfig(s3_server), name) for name in names]
     for backend, name in zip(backends, names, strict=True):

@@ -1,13 +1,10 @@
 """Keys that somebody damaged, in every backend: no reader fails, and healing removes them."""
 
-from __future__ import annotations
-
 import re
 import sqlite3
 import time
 from bisect import insort
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -101,7 +98,7 @@ def damaged(found: Findings) -> int:
     return sum(problem.detail == "not a key" for problem in found.problems)
 
 
-def test_readers_pass_damaged_keys_over_and_healing_removes_them(store: ChunkStore) -> None:
+def test_readers_pass_damaged_keys_over_and_healing_removes_them(store):
     for text in TEXTS:
         found = store.get(text, FINGERPRINT)
         assert found.entry is None or same(found.entry, make_entry(text))
@@ -125,7 +122,7 @@ def test_readers_pass_damaged_keys_over_and_healing_removes_them(store: ChunkSto
     assert_mended(store)
 
 
-def test_deletions_pass_damaged_keys_over(store: ChunkStore) -> None:
+def test_deletions_pass_damaged_keys_over(store):
     store.gc()
     store.delete("a")
     store.keep_only("document b", ["b"])
@@ -138,9 +135,7 @@ def test_deletions_pass_damaged_keys_over(store: ChunkStore) -> None:
 @pytest.mark.parametrize("where", ["table", "index", "both"])
 @pytest.mark.parametrize("to", ["no key", "no UTF-8", "another key"])
 @pytest.mark.parametrize("room", ROOMS)
-def test_a_flipped_bit_in_a_folders_index_is_healed(
-    tmp_path: Path, where: str, to: str, room: str
-) -> None:
+def test_a_flipped_bit_in_a_folders_index_is_healed(tmp_path, where, to, room):
     """SQLite has each key twice, in its table and in its index, and reads either."""
     before = DiskStore(tmp_path)
     fill(before)

@@ -1,7 +1,5 @@
 """The disk store: files, namespaces, several openers, budgets, read-only service."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil
@@ -78,7 +76,7 @@ def snapshot(folder: Path) -> dict[Path, tuple[int, int, int]]:
     return {p: (p.stat().st_mode, p.stat().st_size, p.stat().st_mtime_ns) for p in paths}
 
 
-def test_outlives_the_process_that_wrote_it(store: DiskStore) -> None:
+def test_outlives_the_process_that_wrote_it(store):
     store.put(make_entry("a"), FINGERPRINT)
     change = store.changes(0)[0]
     store.close()
@@ -90,7 +88,7 @@ def test_outlives_the_process_that_wrote_it(store: DiskStore) -> None:
         assert again.changes(change)[1] == ["b"]
 
 
-def test_openers_learn_from_each_other(store: DiskStore) -> None:
+def test_openers_learn_from_each_other(store):
     with closing(DiskStore(store.folder.parent)) as other:
         assert other.changes(0)[:2] == (0, [])
         store.put(make_entry("a"), FINGERPRINT)
@@ -104,7 +102,7 @@ def test_openers_learn_from_each_other(store: DiskStore) -> None:
         assert store.get("a", FINGERPRINT).reason == "absent"
 
 
-def test_files_lie_where_the_format_says_and_are_private(store: DiskStore) -> None:
+def test_files_lie_where_the_format_says_and_are_private(store):
     size = store.put(make_entry("a"), FINGERPRINT)
     (path,) = files_of(store)
     name = blake3(ENTRY_KEY.encode()).hexdigest(length=16)
@@ -116,7 +114,7 @@ def test_files_lie_where_the_format_says_and_are_private(store: DiskStore) -> No
         assert stat.S_IMODE(path.stat().st_mode) == wanted, path
 
 
-def test_names_on_disk_stay_what_they_are() -> None:
+def test_names_on_disk_stay_what_they_are():
     # a change here loses the users' stores: then it needs a new version
     assert folder_name("a/b") == "a-b-0da3cfa5f8b7fae9def4d324da969d3a"
     text = digest_of_text("a")
@@ -124,7 +122,7 @@ def test_names_on_disk_stay_what_they_are() -> None:
     assert entry_key(text, "f" * 32) == f"kv/{text}/{'f' * 32}-v2"
 
 
-def test_namespaces_are_kept_apart(tmp_path: Path) -> None:
+def test_namespaces_are_kept_apart(tmp_path):
     root = tmp_path / "store"
     assert len({folder_name(namespace).lower() for namespace in NAMESPACES}) == len(NAMESPACES)
     stores = {namespace: DiskStore(root, namespace) for namespace in NAMESPACES}
@@ -143,7 +141,7 @@ def test_namespaces_are_kept_apart(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["store"]
 
 
-def test_a_moved_namespace_is_refused(store: DiskStore) -> None:
+def test_a_moved_namespace_is_refused(store):
     store.put(make_entry("a"), FINGERPRINT)
     store.close()
     store.folder.rename(store.folder.with_name(folder_name("other")))
@@ -153,7 +151,7 @@ def test_a_moved_namespace_is_refused(store: DiskStore) -> None:
         DiskStore(store.folder.parent, "other", read_only=True)
 
 
-def test_an_unknown_index_is_refused_by_name(store: DiskStore) -> None:
+def test_an_unknown_index_is_refused_by_name(store):
     store.put(make_entry("a"), FINGERPRINT)
     store.backend.put("store", [b'{"format": 3, "namespace": "default"}'])
     with pytest.raises(StoreError, match='"format": 3'):
@@ -165,7 +163,7 @@ def test_an_unknown_index_is_refused_by_name(store: DiskStore) -> None:
 @pytest.mark.parametrize(
     "content", [b"not a database" * 100, b"SQLite format 3\0" + b"\xff" * 5000]
 )
-def test_a_broken_index_is_an_error_with_its_mend(store: DiskStore, content: bytes) -> None:
+def test_a_broken_index_is_an_error_with_its_mend(store, content):
     store.put(make_entry("a"), FINGERPRINT)
     store.close()
     (store.folder / "index" / "cache.db").write_bytes(content)
@@ -173,7 +171,7 @@ def test_a_broken_index_is_an_error_with_its_mend(store: DiskStore, content: byt
         DiskStore(store.folder.parent)
 
 
-def test_an_index_that_breaks_while_in_use_gives_misses(store: DiskStore) -> None:
+def test_an_index_that_breaks_while_in_use_gives_misses(store):
     store.put(make_entry("a"), FINGERPRINT)
     change = store.changes(0)[0]
     (store.folder / "index" / "cache.db").write_bytes(b"not a database" * 2000)
@@ -187,7 +185,7 @@ def test_an_index_that_breaks_while_in_use_gives_misses(store: DiskStore) -> Non
         store.delete("a")
 
 
-def test_an_emptied_folder_starts_anew(store: DiskStore) -> None:
+def test_an_emptied_folder_starts_anew(store):
     put_texts(store, "ab")
     shutil.rmtree(store.folder)
     with closing(DiskStore(store.folder.parent)) as again:
@@ -196,7 +194,7 @@ def test_an_emptied_folder_starts_anew(store: DiskStore) -> None:
         assert again.changes(2)[:2] == (1, ["c"])
 
 
-def test_an_open_store_follows_its_folder_when_it_is_made_again(store: DiskStore) -> None:
+def test_an_open_store_follows_its_folder_when_it_is_made_again(store):
     store.put(make_entry("a"), FINGERPRINT)
     assert store.get("a", FINGERPRINT).entry is not None
     shutil.rmtree(store.folder)
@@ -214,7 +212,7 @@ def test_an_open_store_follows_its_folder_when_it_is_made_again(store: DiskStore
     assert list(store.texts()) == ["d"]
 
 
-def test_the_disk_budget_holds(tmp_path: Path) -> None:
+def test_the_disk_budget_holds(tmp_path):
     size = DiskStore(tmp_path / "other").put(make_entry("a"), FINGERPRINT)
     with closing(DiskStore(tmp_path / "store", budget=2 * size)) as store:
         store.put(make_entry("a"), FINGERPRINT)
@@ -230,9 +228,7 @@ def test_the_disk_budget_holds(tmp_path: Path) -> None:
         assert sorted(store.texts()) == ["a", "c"]
 
 
-def test_the_disk_budget_holds_between_openers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_disk_budget_holds_between_openers(tmp_path, monkeypatch):
     size = DiskStore(tmp_path / "other").put(make_entry("a"), FINGERPRINT)
     first, second = (DiskStore(tmp_path / "store", budget=size) for _ in range(2))
     write = files.write_temporary
@@ -249,7 +245,7 @@ def test_the_disk_budget_holds_between_openers(
     assert len(files_of(first)) == 1
 
 
-def test_room_is_made_for_the_bytes_that_are_stored(tmp_path: Path) -> None:
+def test_room_is_made_for_the_bytes_that_are_stored(tmp_path):
     fingerprint = replace(FINGERPRINT, codec="int4")
     entries = [make_entry(text, layers=4, tokens=400) for text in "abcd"]
     nbytes = encode(entries[0], fingerprint).nbytes
@@ -266,7 +262,7 @@ def test_room_is_made_for_the_bytes_that_are_stored(tmp_path: Path) -> None:
             assert store.contains(entry.text, fingerprint)
 
 
-def test_opening_sweeps_what_crashed_writers_left(store: DiskStore) -> None:
+def test_opening_sweeps_what_crashed_writers_left(store):
     store.put(make_entry("a"), FINGERPRINT)
     folder = file_of(store, "a").parent
     left = f"{folder.name}{30 * '0'}-{16 * '0'}.safetensors"
@@ -284,9 +280,7 @@ def test_opening_sweeps_what_crashed_writers_left(store: DiskStore) -> None:
         assert same(again.get("a", FINGERPRINT).entry, make_entry("a"))
 
 
-def test_opening_looks_through_changed_folders_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_opening_looks_through_changed_folders_alone(tmp_path, monkeypatch):
     monkeypatch.setattr(disk, "_SETTLES_NS", 0)
 
     def opened() -> list[str]:
@@ -315,9 +309,7 @@ def test_opening_looks_through_changed_folders_alone(
         assert opened() == sorted(["kv", *folders])
 
 
-def test_the_sweep_spares_a_file_that_is_just_being_entered(
-    store: DiskStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_sweep_spares_a_file_that_is_just_being_entered(store, monkeypatch):
     store.put(make_entry("a"), FINGERPRINT)
     named = DiskBackend._named
 
@@ -330,7 +322,7 @@ def test_the_sweep_spares_a_file_that_is_just_being_entered(
         assert same(again.get("a", FINGERPRINT).entry, make_entry("a"))
 
 
-def test_a_store_that_only_reads_writes_nothing(store: DiskStore) -> None:
+def test_a_store_that_only_reads_writes_nothing(store):
     store.put(make_entry("a"), FINGERPRINT)
     store.put(make_entry("torn"), FINGERPRINT)
     path = file_of(store, "torn")
@@ -357,7 +349,7 @@ def test_a_store_that_only_reads_writes_nothing(store: DiskStore) -> None:
     assert snapshot(store.folder.parent) == before
 
 
-def test_a_store_that_only_reads_sees_what_others_write(store: DiskStore) -> None:
+def test_a_store_that_only_reads_sees_what_others_write(store):
     with closing(DiskStore(store.folder.parent, read_only=True)) as served:
         assert served.get("a", FINGERPRINT).reason == "absent"
         assert served.changes(0)[:2] == (0, [])
@@ -366,16 +358,14 @@ def test_a_store_that_only_reads_sees_what_others_write(store: DiskStore) -> Non
         assert same(served.get("a", FINGERPRINT).entry, make_entry("a"))
 
 
-def test_there_is_nothing_to_read_where_no_store_is(tmp_path: Path) -> None:
+def test_there_is_nothing_to_read_where_no_store_is(tmp_path):
     with pytest.raises(StoreError, match="there is no store"):
         DiskStore(tmp_path / "nowhere", read_only=True)
 
 
 @pytest.mark.parametrize("most_parts", [1, 3, 512])
 @pytest.mark.parametrize("step", [1, 7, 1000])
-def test_a_file_is_whole_whatever_one_call_writes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most_parts: int, step: int
-) -> None:
+def test_a_file_is_whole_whatever_one_call_writes(tmp_path, monkeypatch, most_parts, step):
     parts = [b"", b"ab", b"", bytearray(range(20)), memoryview(b"x"), b"end", b""]
 
     def write(file: int, views: Sequence[memoryview]) -> int:
@@ -387,7 +377,7 @@ def test_a_file_is_whole_whatever_one_call_writes(
 
 
 @pytest.mark.skipif(not hasattr(os, "writev"), reason="POSIX")
-def test_a_file_is_written_in_one_call(store: DiskStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_is_written_in_one_call(store, monkeypatch):
     calls = []
     write = os.writev
     store.put(make_entry("the first"), FINGERPRINT)  # beside it the reserve is written
@@ -398,14 +388,14 @@ def test_a_file_is_written_in_one_call(store: DiskStore, monkeypatch: pytest.Mon
     assert same(store.get("x", FINGERPRINT).entry, entry)
 
 
-def test_an_unusable_place_is_a_store_error(tmp_path: Path) -> None:
+def test_an_unusable_place_is_a_store_error(tmp_path):
     (tmp_path / "file").write_text("no folder")
     for place in ("file", "file/below"):
         with pytest.raises(StoreError):
             DiskStore(tmp_path / place)
 
 
-def test_variables_in_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variables_in_a_path(tmp_path, monkeypatch):
     """They are not expanded."""
     monkeypatch.setenv("RAGKV_TEST", "elsewhere")
     with closing(DiskStore(tmp_path / "$RAGKV_TEST ?#%20")) as store:
@@ -414,7 +404,7 @@ def test_variables_in_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         assert store.contains("a", FINGERPRINT)
 
 
-def test_a_closed_store_is_closed(store: DiskStore) -> None:
+def test_a_closed_store_is_closed(store):
     store.put(make_entry("a"), FINGERPRINT)
     store.close()
     assert store.get("a", FINGERPRINT).reason == "unreadable"
@@ -422,7 +412,7 @@ def test_a_closed_store_is_closed(store: DiskStore) -> None:
         store.put(make_entry("a"), FINGERPRINT)
 
 
-def test_the_index_is_set_up_as_it_should_be(store: DiskStore) -> None:
+def test_the_index_is_set_up_as_it_should_be(store):
     store.put(make_entry("x" * 100_000), FINGERPRINT)
     with closing(sqlite3.connect(store.folder / "index" / "cache.db")) as index:
         rows = index.execute("SELECT typeof(key), typeof(value) FROM Cache").fetchall()
@@ -434,9 +424,7 @@ def test_the_index_is_set_up_as_it_should_be(store: DiskStore) -> None:
 LOCK = "import sqlite3, sys; sqlite3.connect(sys.argv[1], timeout=0).execute('BEGIN IMMEDIATE')"
 
 
-def test_a_second_store_in_the_process_leaves_the_firsts_lock(
-    store: DiskStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_second_store_in_the_process_leaves_the_firsts_lock(store, monkeypatch):
     store.put(make_entry("a"), FINGERPRINT)
     database = store.folder / "index" / "cache.db"
     with closing(Index(database.parent)) as second, store.backend._index.transaction():
@@ -449,7 +437,7 @@ def test_a_second_store_in_the_process_leaves_the_firsts_lock(
     assert "database is locked" in other.stderr
 
 
-def test_open_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_open_store(tmp_path, monkeypatch):
     monkeypatch.setattr("ragkv.model.folders.user_cache_path", lambda name: tmp_path / name)
     for config, folder in [
         (None, tmp_path / "ragkv" / "store"),
@@ -465,7 +453,7 @@ def test_open_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert (store.tiers[0].budget, store.backend.budget, store.read_only) == (5, 7, True)
 
 
-def test_memory_stores_are_namespaces_of_their_own() -> None:
+def test_memory_stores_are_namespaces_of_their_own():
     first, second = open_store(":memory:", "same"), open_store(":memory:", "same")
     first.put(make_entry("a"), FINGERPRINT)
     assert second.get("a", FINGERPRINT).reason == "absent"

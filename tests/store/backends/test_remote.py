@@ -1,11 +1,9 @@
 """Stores that are named by a URL: how they are opened, and what an engine does without them."""
 
-from __future__ import annotations
-
 import logging
 import secrets
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
@@ -15,7 +13,7 @@ from store_entries import FINGERPRINT, make_entry, put_texts, same
 from store_servers import RedisServer, redis_server, s3_server, valkey_server  # noqa: F401
 from tiny import some_chunks
 
-from ragkv import RagKV, StoreConfig
+from ragkv import StoreConfig
 from ragkv.errors import ConfigError, MissingDependencyError, StoreError
 from ragkv.store import open_chunk_store, open_store
 from ragkv.store.operate import copy_store
@@ -35,7 +33,7 @@ def namespace() -> str:
     return f"a/{secrets.token_hex(4)}"
 
 
-def test_open_store(url: str, namespace: str) -> None:
+def test_open_store(url, namespace):
     config = StoreConfig(url, memory_bytes=0)
     with closing(open_store(config, namespace)) as store, closing(open_store(url, "b")) as other:
         assert store.changes(0)[:2] == (0, [])
@@ -50,7 +48,7 @@ def test_open_store(url: str, namespace: str) -> None:
         assert list(store.texts()) == []
 
 
-def test_a_store_is_copied_to_a_server_and_back(url: str, namespace: str, tmp_path: Path) -> None:
+def test_a_store_is_copied_to_a_server_and_back(url, namespace, tmp_path):
     places = [StoreConfig(tmp_path / "from"), StoreConfig(url), StoreConfig(tmp_path / "to")]
     with closing(open_chunk_store(places[0], namespace)) as first:
         put_texts(first, "xy", Terms("d", 4e9), tokens=50)
@@ -65,7 +63,7 @@ def test_a_store_is_copied_to_a_server_and_back(url: str, namespace: str, tmp_pa
             assert same(new.get("x", FINGERPRINT).entry, make_entry("x", tokens=50))
 
 
-def test_what_ends_the_keys_of_a_reading_is_said_once(url: str, namespace: str) -> None:
+def test_what_ends_the_keys_of_a_reading_is_said_once(url, namespace):
     error = StoreError("the list broke off")
 
     def keys() -> Iterator[str]:
@@ -79,15 +77,13 @@ def test_what_ends_the_keys_of_a_reading_is_said_once(url: str, namespace: str) 
         list(store.backend.get_many(keys()))
 
 
-def test_a_limit_of_a_folder_does_not_fit(url: str) -> None:
+def test_a_limit_of_a_folder_does_not_fit(url):
     with pytest.raises(ConfigError, match="disk_bytes"):
         open_store(StoreConfig(url, disk_bytes=10))
 
 
 @pytest.mark.parametrize(("url", "package"), [("redis://h", "redis"), ("s3://b", "obstore.store")])
-def test_a_missing_package_is_named(
-    url: str, package: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_package_is_named(url, package, monkeypatch):
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(MissingDependencyError, match=r"pip install '.*\[(redis|s3)\]'"):
         open_store(url)
@@ -102,12 +98,7 @@ def own_server(tmp_path: Path) -> Iterator[RedisServer]:
 
 
 @pytest.mark.parametrize("memory_bytes", [0, 1 << 30])
-def test_an_engine_whose_server_dies_answers_in_full(
-    make_engine: Callable[..., RagKV],
-    own_server: RedisServer,
-    caplog: pytest.LogCaptureFixture,
-    memory_bytes: int,
-) -> None:
+def test_an_engine_whose_server_dies_answers_in_full(make_engine, own_server, caplog, memory_bytes):
     chunks = some_chunks(2)
     prompt = "\n\n".join([*chunks, "What is assigned?"])
     kv = make_engine(store=StoreConfig(own_server.url, memory_bytes=memory_bytes))
@@ -132,9 +123,7 @@ def test_an_engine_whose_server_dies_answers_in_full(
     assert kv.contains(chunks[0])
 
 
-def test_an_engine_whose_server_hangs_answers_in_full(
-    make_engine: Callable[..., RagKV], own_server: RedisServer
-) -> None:
+def test_an_engine_whose_server_hangs_answers_in_full(make_engine, own_server):
     chunks = some_chunks(1)
     prompt = f"{chunks[0]}\n\nWhat is assigned?"
     place = StoreConfig(f"{own_server.url}?socket_timeout=0.2", memory_bytes=0, history_bytes=0)

@@ -1,15 +1,11 @@
 """Following a store costs what has changed, not what is there."""
 
-from __future__ import annotations
-
 from contextlib import closing
-from typing import Any, NoReturn
+from typing import NoReturn
 
-import pytest
 from disk_store import DiskStore
 from store_entries import FINGERPRINT, make_entry, put_texts
 
-from ragkv.store import ChunkStore
 from ragkv.store.backends.index import Index
 
 
@@ -19,10 +15,10 @@ class Unread(dict[str, str]):
     def _refuse(self, *_: object) -> NoReturn:
         raise AssertionError("all texts are read")
 
-    __iter__ = __or__ = __ror__ = keys = items = values = _refuse  # type: ignore[assignment]
+    __iter__ = __or__ = __ror__ = keys = items = values = _refuse
 
 
-def test_a_poll_reads_none_of_the_texts_that_are_known(store: ChunkStore) -> None:
+def test_a_poll_reads_none_of_the_texts_that_are_known(store):
     put_texts(store, "abc")
     newest, added, _ = store.changes(0)
     assert added == ["a", "b", "c"]
@@ -33,9 +29,7 @@ def test_a_poll_reads_none_of_the_texts_that_are_known(store: ChunkStore) -> Non
     assert store.changes(newest)[1:] == (["d"], ["a"])
 
 
-def test_many_changes_are_read_in_few_queries(
-    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_many_changes_are_read_in_few_queries(tmp_path, monkeypatch):
     with closing(DiskStore(tmp_path)) as store:
         for number in range(60):
             store.catalog.add(f"text {number}" + "long " * 2000 * (number % 2))
@@ -49,7 +43,7 @@ def test_many_changes_are_read_in_few_queries(
     assert len(queries) < 40  # those in files take one each
 
 
-def test_a_long_text_is_one_change(store: ChunkStore) -> None:
+def test_a_long_text_is_one_change(store):
     store.put(make_entry("long " * 2000), FINGERPRINT)
     store.put(make_entry("long " * 2000), FINGERPRINT)
     assert store.changes(0).newest == 1

@@ -1,7 +1,5 @@
 """Forgetting works on a full file system, and in a place that was emptied and filled again."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -40,7 +38,7 @@ def fill(place: Path) -> None:
                 pass
 
 
-def test_chunks_are_forgotten_without_a_byte_left(small_disk: Path) -> None:
+def test_chunks_are_forgotten_without_a_byte_left(small_disk):
     chunks = some_chunks(8)
     store = StoreConfig(path=small_disk / "store", memory_bytes=0)
     for _ in range(2):  # what keeps room for that is there again afterwards
@@ -57,7 +55,7 @@ def test_chunks_are_forgotten_without_a_byte_left(small_disk: Path) -> None:
             file.unlink()
 
 
-def test_a_place_that_was_filled_again_further_than_before(tmp_path: Path) -> None:
+def test_a_place_that_was_filled_again_further_than_before(tmp_path):
     with closing(tiered(tmp_path)) as ours:
         ours.put(make_entry("a"), FINGERPRINT)
         seen, _, _ = ours.changes(0)
@@ -73,7 +71,7 @@ def test_a_place_that_was_filled_again_further_than_before(tmp_path: Path) -> No
         assert ours.changes(newest)[:2] == (newest, [])
 
 
-def test_a_full_store_writes_no_more_rows_than_it_takes_and_forgets(tmp_path: Path) -> None:
+def test_a_full_store_writes_no_more_rows_than_it_takes_and_forgets(tmp_path):
     """Each try that was refused used to leave two rows in the log."""
     size = size_of(make_entry("a", tokens=60))
     config = StoreConfig(tmp_path, memory_bytes=0, disk_bytes=4 * size)

@@ -1,19 +1,16 @@
 """Chunks that belong to documents, and chunks that expire: in every store, and by the engine."""
 
-from __future__ import annotations
-
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 import pytest
 from disk_store import tiered
 from store_entries import FINGERPRINT, OTHER, make_entry, put_texts, same, without_syncs  # noqa: F401
 from tiny import some_chunks
 
-from ragkv import RagKV, StoreConfig
+from ragkv import StoreConfig
 from ragkv.errors import ConfigError, StoreError
 from ragkv.store import ChunkStore
 from ragkv.store.backends.backend import Bytes
@@ -43,7 +40,7 @@ def found(store: ChunkStore, text: str) -> bool:
     return lookup.entry is not None
 
 
-def test_a_forgotten_documents_chunks_go_unless_another_holds_them(store: ChunkStore) -> None:
+def test_a_forgotten_documents_chunks_go_unless_another_holds_them(store):
     for text, document in [("a", "one"), ("b", "one"), ("c", "two"), ("d", None)]:
         store.put(make_entry(text), FINGERPRINT, Terms(document))
     store.put(make_entry("a"), OTHER)
@@ -70,7 +67,7 @@ def test_a_forgotten_documents_chunks_go_unless_another_holds_them(store: ChunkS
     assert list(store.texts()) == ["d"]
 
 
-def test_an_edited_document_leaves_no_stale_chunk(store: ChunkStore) -> None:
+def test_an_edited_document_leaves_no_stale_chunk(store):
     put_texts(store, "abc", Terms("one"))
     store.put(make_entry("b"), FINGERPRINT, Terms("two"))
     store.put(make_entry("d"), FINGERPRINT, Terms("one"))
@@ -82,13 +79,13 @@ def test_an_edited_document_leaves_no_stale_chunk(store: ChunkStore) -> None:
 
 
 @pytest.mark.parametrize("document", ["", "a/b", "../x", "ü\ud83d", "x" * 5000])
-def test_any_text_names_a_document(store: ChunkStore, document: str) -> None:
+def test_any_text_names_a_document(store, document):
     store.put(make_entry("a"), FINGERPRINT, Terms(document))
     assert [info.documents for info in store.entries()] == [(document,)]
     assert store.forget_document(document) == 1
 
 
-def test_a_deleted_chunk_is_nobodys(store: ChunkStore) -> None:
+def test_a_deleted_chunk_is_nobodys(store):
     store.put(make_entry("a"), FINGERPRINT, Terms("one"))
     store.delete("a")
     store.put(make_entry("a"), FINGERPRINT)
@@ -97,7 +94,7 @@ def test_a_deleted_chunk_is_nobodys(store: ChunkStore) -> None:
     assert found(store, "a")
 
 
-def test_what_expires_is_a_miss_and_then_gone(store: ChunkStore, clock: Clock) -> None:
+def test_what_expires_is_a_miss_and_then_gone(store, clock):
     store.put(make_entry("a"), FINGERPRINT, Terms(expires_at=clock.now + 10))
     store.put(make_entry("b"), FINGERPRINT)
     lookup = store.get("a", FINGERPRINT)
@@ -118,7 +115,7 @@ def test_what_expires_is_a_miss_and_then_gone(store: ChunkStore, clock: Clock) -
     assert list(store.texts()) == ["b"]
 
 
-def test_the_latest_time_counts(store: ChunkStore, clock: Clock) -> None:
+def test_the_latest_time_counts(store, clock):
     store.put(make_entry("a"), FINGERPRINT, Terms(expires_at=clock.now + 10))
     assert store.retain("a", FINGERPRINT, Terms(expires_at=clock.now + 5))
     assert store.retain("a", FINGERPRINT, Terms(expires_at=clock.now + 20))
@@ -133,7 +130,7 @@ def test_the_latest_time_counts(store: ChunkStore, clock: Clock) -> None:
     assert store.get("a", FINGERPRINT).expires_at is None
 
 
-def test_a_put_may_leave_the_time_of_what_is_there(store: ChunkStore, clock: Clock) -> None:
+def test_a_put_may_leave_the_time_of_what_is_there(store, clock):
     time_of = partial(store.get, fingerprint=FINGERPRINT)
     store.put(make_entry("a"), FINGERPRINT, Terms(expires_at=Terms.KEEP))
     assert time_of("a").expires_at is None
@@ -151,7 +148,7 @@ def test_a_put_may_leave_the_time_of_what_is_there(store: ChunkStore, clock: Clo
     assert found(store, "b")
 
 
-def test_a_clock_that_is_set_back_only_lengthens_a_life(store: ChunkStore, clock: Clock) -> None:
+def test_a_clock_that_is_set_back_only_lengthens_a_life(store, clock):
     store.put(make_entry("a"), FINGERPRINT, Terms(expires_at=clock.now + 10))
     clock.now -= 10_000
     assert found(store, "a")
@@ -159,7 +156,7 @@ def test_a_clock_that_is_set_back_only_lengthens_a_life(store: ChunkStore, clock
     assert found(store, "a")
 
 
-def test_leftovers_are_collected(tmp_path: Path) -> None:
+def test_leftovers_are_collected(tmp_path):
     backend = MemoryBackend()
     store = ChunkStore(backend)
     put_texts(store, "abcd", Terms("one"))
@@ -177,7 +174,7 @@ def test_leftovers_are_collected(tmp_path: Path) -> None:
     assert ChunkStore(backend).changes(0)[1] == ["c", "d"]
 
 
-def test_a_changes_number_is_never_used_again() -> None:
+def test_a_changes_number_is_never_used_again():
     place = Place()
     first = ChunkStore(MemoryBackend(place))
     put_texts(first, "abc")
@@ -189,7 +186,7 @@ def test_a_changes_number_is_never_used_again() -> None:
     assert first.changes(seen)[:2] == (seen + 1, ["d"])
 
 
-def test_a_text_that_is_deleted_while_its_time_is_written_is_found() -> None:
+def test_a_text_that_is_deleted_while_its_time_is_written_is_found():
     place = Place()
     other = ChunkStore(MemoryBackend(place))
 
@@ -233,9 +230,7 @@ class Failing(MemoryBackend):
 @pytest.mark.parametrize(
     "fails", [("delete", "kv/"), ("put", "log"), ("put_if_absent", "log"), ("delete", "hel")]
 )
-def test_a_deletion_that_was_cut_short_is_completed(
-    fails: tuple[str, str], mend: Callable[[ChunkStore], int]
-) -> None:
+def test_a_deletion_that_was_cut_short_is_completed(fails, mend):
     place = Place()
     backend = Failing(place)
     store = ChunkStore(backend)
@@ -254,7 +249,7 @@ def test_a_deletion_that_was_cut_short_is_completed(
     assert {key.split("/")[0] for key in place.values} == {"store", "log"}
 
 
-def test_a_text_without_a_row_leaves_the_log() -> None:
+def test_a_text_without_a_row_leaves_the_log():
     backend = MemoryBackend()
     store = ChunkStore(backend)
     put_texts(store, ("secret", "b"))
@@ -268,7 +263,7 @@ def test_a_text_without_a_row_leaves_the_log() -> None:
     assert ChunkStore(backend).changes(0)[1] == ["b"]
 
 
-def test_parts_of_one_revision_stay_and_those_of_another_go(store: ChunkStore) -> None:
+def test_parts_of_one_revision_stay_and_those_of_another_go(store):
     one, two = Terms("book", revision="one"), Terms("book", revision="two")
     for text in ("a", "b", "c"):
         store.put(make_entry(text), FINGERPRINT, one)
@@ -287,7 +282,7 @@ def test_parts_of_one_revision_stay_and_those_of_another_go(store: ChunkStore) -
 # ---- by the engine
 
 
-def test_an_engine_s_calls_for_one_revision_add_up(make_engine: Callable[..., RagKV]) -> None:
+def test_an_engine_s_calls_for_one_revision_add_up(make_engine):
     chunks = some_chunks(5)
     kv = make_engine()
     for part in (chunks[:2], chunks[2:4]):
@@ -300,7 +295,7 @@ def test_an_engine_s_calls_for_one_revision_add_up(make_engine: Callable[..., Ra
             kv.precompute(chunks, **wrong)
 
 
-def test_precompute_and_forget_documents(make_engine: Callable[..., RagKV], tmp_path: Path) -> None:
+def test_precompute_and_forget_documents(make_engine, tmp_path):
     first, second, third = some_chunks(3)
     kv = make_engine(store=tmp_path)
     assert kv.precompute([first, second], document="one").new == 2
@@ -317,9 +312,7 @@ def test_precompute_and_forget_documents(make_engine: Callable[..., RagKV], tmp_
     assert [kv.contains(text) for text in (first, second, third)] == [False, True, False]
 
 
-def test_precompute_what_expires(
-    make_engine: Callable[..., RagKV], tmp_path: Path, clock: Clock
-) -> None:
+def test_precompute_what_expires(make_engine, tmp_path, clock):
     first, second = some_chunks(2)
     kv = make_engine(store=tmp_path)
     kv.precompute([first], expires_in=60)
@@ -338,9 +331,7 @@ def test_precompute_what_expires(
     assert len(kv.prefill(prompt).report.chunks) == 2
 
 
-def test_nothing_but_a_time_that_is_given_changes_a_time(
-    make_engine: Callable[..., RagKV], tmp_path: Path, clock: Clock
-) -> None:
+def test_nothing_but_a_time_that_is_given_changes_a_time(make_engine, tmp_path, clock):
     first, second = some_chunks(2)
     kv = make_engine(store=StoreConfig(tmp_path, memory_bytes=0))
     kv.precompute([first, second], expires_in=60)
@@ -360,9 +351,7 @@ def test_nothing_but_a_time_that_is_given_changes_a_time(
     assert [kv.contains(text) for text in (first, second)] == [False, True]
 
 
-def test_a_chunk_that_could_not_be_forgotten_is_found(
-    make_engine: Callable[..., RagKV], tmp_path: Path
-) -> None:
+def test_a_chunk_that_could_not_be_forgotten_is_found(make_engine, tmp_path):
     chunks = some_chunks(1)
     make_engine(store=tmp_path).precompute(chunks)
     kv = make_engine(store=StoreConfig(tmp_path, read_only=True))
@@ -374,20 +363,20 @@ def test_a_chunk_that_could_not_be_forgotten_is_found(
 
 
 @pytest.mark.parametrize("wrong", [0, -1, float("nan"), True, "60", 10**400])
-def test_wrong_times(make_engine: Callable[..., RagKV], wrong: object) -> None:
+def test_wrong_times(make_engine, wrong):
     with pytest.raises(ConfigError, match="expires_in"):
-        make_engine().precompute(some_chunks(1), expires_in=wrong)  # type: ignore[arg-type]
+        make_engine().precompute(some_chunks(1), expires_in=wrong)
     with pytest.raises(ConfigError, match="document"):
-        make_engine().precompute(some_chunks(1), document=5)  # type: ignore[arg-type]
+        make_engine().precompute(some_chunks(1), document=5)
 
 
-def test_what_is_no_text_is_refused(make_engine: Callable[..., RagKV], tmp_path: Path) -> None:
+def test_what_is_no_text_is_refused(make_engine, tmp_path):
     kv, (chunk,) = make_engine(), some_chunks(1)
     calls = (kv.forget, kv.contains, lambda name: kv.forget(document=name))
     for call in calls:
         for wrong in (None, 5):
             with pytest.raises(ConfigError, match=r"must be a string, not|one of them$"):
-                call(wrong)  # type: ignore[arg-type]
+                call(wrong)
     with pytest.raises(ConfigError, match="lone surrogate"):
         kv.precompute([chunk, f"{chunk} \ud800"])
     assert not kv.contains(chunk)

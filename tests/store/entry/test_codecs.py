@@ -1,7 +1,5 @@
 """The codecs against slow loops over single numbers; their error, size, and refusals."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,10 +1,7 @@
 """The entry format: what the file holds, and that no byte of it can lie."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict, replace
-from pathlib import Path
 
 import pytest
 import safetensors
@@ -81,7 +78,7 @@ def first_format(entry: ChunkKV, fingerprint: Fingerprint = FINGERPRINT) -> byte
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_other_programs_can_read_it(tmp_path: Path, dtype: str) -> None:
+def test_other_programs_can_read_it(tmp_path, dtype):
     entry = make_entry(TEXT, layers=3, dtype=dtype)
     path = tmp_path / "entry.safetensors"
     path.write_bytes(to_bytes(entry, replace(FINGERPRINT, dtype=dtype)))
@@ -98,13 +95,13 @@ def test_other_programs_can_read_it(tmp_path: Path, dtype: str) -> None:
     assert tokens[1].tolist() == entry.offsets.tolist()
 
 
-def test_data_is_aligned() -> None:
+def test_data_is_aligned():
     for length in range(70):
         data = to_bytes(make_entry("x" * length))
         assert read_header(data)[1] % 64 == 0
 
 
-def test_views_or_a_copy(tmp_path: Path) -> None:
+def test_views_or_a_copy(tmp_path):
     data = to_bytes(TINY)
     view, own = (decode(data, TEXT, FINGERPRINT, copy=copy).entry for copy in (False, True))
     assert view is not None
@@ -116,7 +113,7 @@ def test_views_or_a_copy(tmp_path: Path) -> None:
     assert same(own, TINY)
 
 
-def test_no_flipped_bit_goes_unnoticed() -> None:
+def test_no_flipped_bit_goes_unnoticed():
     data = to_bytes(TINY)
     assert same(decode(data, TEXT, FINGERPRINT).entry, TINY)
     reasons = set()
@@ -130,7 +127,7 @@ def test_no_flipped_bit_goes_unnoticed() -> None:
     assert reasons == {"", "unreadable", "format", "checksum"}  # "": blanks behind the header
 
 
-def test_no_cut_or_lengthened_file_goes_unnoticed() -> None:
+def test_no_cut_or_lengthened_file_goes_unnoticed():
     data = to_bytes(TINY)
     for length in range(len(data)):
         assert decode(data[:length], TEXT, FINGERPRINT).reason == "unreadable"
@@ -150,18 +147,18 @@ def test_no_cut_or_lengthened_file_goes_unnoticed() -> None:
     ],
     ids=["empty", "pickle", "no entry", "list", "huge", "nested"],
 )
-def test_other_bytes_are_refused(data: bytes) -> None:
+def test_other_bytes_are_refused(data):
     assert decode(data, TEXT, FINGERPRINT).reason in {"unreadable", "format"}
 
 
-def test_foreign_entries_are_refused() -> None:
+def test_foreign_entries_are_refused():
     assert decode(to_bytes(TINY, OTHER), TEXT, FINGERPRINT).reason == "fingerprint"
     assert decode(to_bytes(make_entry("b")), TEXT, FINGERPRINT).reason == "tokens"
     lone, whole = "\ud83d" + "\ude00", "\N{GRINNING FACE}"
     assert decode(to_bytes(make_entry(lone)), whole, FINGERPRINT).reason == "tokens"
 
 
-def test_unknown_versions_are_refused_by_name(caplog: pytest.LogCaptureFixture) -> None:
+def test_unknown_versions_are_refused_by_name(caplog):
     data = changed_header(to_bytes(TINY), '"ragkv":"2"', '"ragkv":"3"')
     assert decode(data, TEXT, FINGERPRINT).reason == "format"
     assert "entry format '3'; this ragkv reads 2" in caplog.text
@@ -201,14 +198,14 @@ def test_unknown_versions_are_refused_by_name(caplog: pytest.LogCaptureFixture) 
         ('"fingerprint":"{', '"fingerprint":"'),
     ],
 )
-def test_forged_headers_are_refused(old: str, new: str) -> None:
+def test_forged_headers_are_refused(old, new):
     data = to_bytes(TINY)
     assert same(decode(changed_header(data, "nothing", ""), TEXT, FINGERPRINT).entry, TINY)
     assert old.encode() in data
     assert decode(changed_header(data, old, new), TEXT, FINGERPRINT).reason == "format"
 
 
-def test_entries_that_cannot_be_stored() -> None:
+def test_entries_that_cannot_be_stored():
     with pytest.raises(StoreError, match="unknown codec 'int2'; known: raw, int8"):
         encode(TINY, replace(FINGERPRINT, codec="int2"))
     with pytest.raises(StoreError, match="float32 keys do not fit the fingerprint's bfloat16"):

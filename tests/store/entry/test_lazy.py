@@ -1,7 +1,5 @@
 """Entries loaded layer by layer while the layers before are computed."""
 
-from __future__ import annotations
-
 import gc
 import itertools
 import re
@@ -22,8 +20,8 @@ from tiny import SIZE, ask, some_chunks, tiny_model, tiny_tokenizer
 
 from ragkv import RagKV, StoreConfig
 from ragkv.chunk.kv import ChunkKV, LayeredKV
+from ragkv.engine.request import Clock
 from ragkv.model.calls import cache_in
-from ragkv.report.clock import Clock
 from ragkv.splice import place
 from ragkv.store import ChunkStore, TieredStore
 from ragkv.store.backends.backend import Blob
@@ -80,7 +78,7 @@ def taken_by(entry: ChunkKV, take: Callable[[int], None]) -> LazyKV:
 
 
 @pytest.mark.parametrize("codec", ["raw", "int8", "int4"])
-def test_a_layer_is_read_and_trusted_alone(codec: str) -> None:
+def test_a_layer_is_read_and_trusted_alone(codec):
     entry = make_entry("text", layers=5, tokens=7)
     whole = opened(entry, codec).whole()
     lazy = opened(entry, codec, damaged=4)
@@ -96,7 +94,7 @@ def test_a_layer_is_read_and_trusted_alone(codec: str) -> None:
 
 
 @pytest.mark.parametrize("codec", ["raw", "int8", "int4"])
-def test_a_layer_may_stay_as_its_codec_keeps_it(codec: str) -> None:
+def test_a_layer_may_stay_as_its_codec_keeps_it(codec):
     entry = make_entry("text", layers=5, tokens=7)
     whole = opened(entry, codec).whole()
     lazy = opened(entry, codec)
@@ -118,7 +116,7 @@ def test_a_layer_may_stay_as_its_codec_keeps_it(codec: str) -> None:
 
 
 @pytest.mark.parametrize("codec", ["raw", "int8", "int4"])
-def test_a_damaged_layer_is_not_handed_on_as_it_is(codec: str) -> None:
+def test_a_damaged_layer_is_not_handed_on_as_it_is(codec):
     lazy = opened(make_entry("text", layers=5, tokens=7), codec, damaged=3)
     assert lazy.coded(slice(0, 2)) is not None
     with pytest.raises(CorruptEntryError, match="layer 3's checksum"):
@@ -127,7 +125,7 @@ def test_a_damaged_layer_is_not_handed_on_as_it_is(codec: str) -> None:
         lazy.whole()
 
 
-def test_a_layer_is_read_once_in_whatever_form_it_is_wanted() -> None:
+def test_a_layer_is_read_once_in_whatever_form_it_is_wanted():
     entry = make_entry("text", layers=3)
     taken: list[int] = []
     lazy = taken_by(entry, taken.append)
@@ -143,7 +141,7 @@ def test_a_layer_is_read_once_in_whatever_form_it_is_wanted() -> None:
     assert (taken, wholes) == ([0, 1, 2], [lazy])
 
 
-def test_each_layer_is_taken_once_and_nobody_waits_for_another() -> None:
+def test_each_layer_is_taken_once_and_nobody_waits_for_another():
     entry = make_entry("text", layers=3)
     taken: list[int] = []
     go_on = threading.Event()
@@ -172,7 +170,7 @@ def test_each_layer_is_taken_once_and_nobody_waits_for_another() -> None:
     assert seconds > 0
 
 
-def test_the_first_layers_of_all_entries_come_first() -> None:
+def test_the_first_layers_of_all_entries_come_first():
     order: list[tuple[str, int]] = []
     done = threading.Event()
     entries = []
@@ -190,7 +188,7 @@ def test_the_first_layers_of_all_entries_come_first() -> None:
     assert order == [(name, layer) for layer in range(3) for name in "ab"]
 
 
-def test_reading_ahead_stops_when_it_is_told() -> None:
+def test_reading_ahead_stops_when_it_is_told():
     entry = make_entry("text", layers=100)
     taken: list[int] = []
     begun = threading.Event()
@@ -211,7 +209,7 @@ def test_reading_ahead_stops_when_it_is_told() -> None:
 # ---- stores
 
 
-def test_loaded_entries_enter_the_tier_and_corrupt_ones_are_deleted(tmp_path: Path) -> None:
+def test_loaded_entries_enter_the_tier_and_corrupt_ones_are_deleted(tmp_path):
     below = DiskStore(tmp_path, mapped=False)
     tier = MemoryTier(1 << 20)
     with_tier = tiered(tmp_path, tier)
@@ -241,7 +239,7 @@ def test_loaded_entries_enter_the_tier_and_corrupt_ones_are_deleted(tmp_path: Pa
     with_tier.close()
 
 
-def test_a_chunk_deleted_while_it_loads_does_not_come_back(tmp_path: Path) -> None:
+def test_a_chunk_deleted_while_it_loads_does_not_come_back(tmp_path):
     with_tier = tiered(tmp_path)
     with_tier.put(make_entry("text"), replace(FINGERPRINT, codec="int8"))
     lazy = with_tier.open("text", replace(FINGERPRINT, codec="int8")).entry
@@ -283,7 +281,7 @@ class FarBackend(MemoryBackend):
         return super().get_many(names)
 
 
-def test_the_way_from_below_counts_as_loading() -> None:
+def test_the_way_from_below_counts_as_loading():
     backend = FarBackend()
     below = ChunkStore(backend, mapped=False)
     with_tier = tiered(backend)
@@ -306,9 +304,7 @@ def test_the_way_from_below_counts_as_loading() -> None:
 
 
 @pytest.mark.parametrize("prefetched", [False, True])
-def test_chunks_that_are_far_come_side_by_side(
-    make_engine: Callable[..., RagKV], monkeypatch: pytest.MonkeyPatch, *, prefetched: bool
-) -> None:
+def test_chunks_that_are_far_come_side_by_side(make_engine, monkeypatch, *, prefetched):
     backend = FarBackend()
 
     def make_store(*_: object, **__: object) -> TieredStore:
@@ -331,9 +327,7 @@ def test_chunks_that_are_far_come_side_by_side(
 
 
 @pytest.mark.parametrize("damaged", [False, True])
-def test_nothing_keeps_an_entry_after_its_request(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, damaged: bool
-) -> None:
+def test_nothing_keeps_an_entry_after_its_request(tmp_path, monkeypatch, *, damaged):
     """A folder must be free to be unmounted, and memory to be used again, without ``gc``."""
     chunks = some_chunks(3)
     with RagKV(tiny_model(), tiny_tokenizer(), store=tmp_path) as engine:
@@ -360,7 +354,7 @@ def test_nothing_keeps_an_entry_after_its_request(
         gc.enable()
 
 
-def test_a_chunk_that_stands_twice_is_loaded_once(tmp_path: Path) -> None:
+def test_a_chunk_that_stands_twice_is_loaded_once(tmp_path):
     first, second = some_chunks(2)
     with RagKV(tiny_model(), tiny_tokenizer(), store=tmp_path) as engine:
         engine.precompute([first, second])
@@ -393,8 +387,8 @@ def damage(folder: Path, chunk: str, layer: int) -> None:
 @pytest.mark.parametrize("memory", [0, 1 << 24])
 @pytest.mark.parametrize("way", ["prefill", "generate", "stream"])
 def test_a_layer_that_is_lost_on_the_way_costs_its_chunk_and_nothing_else(
-    tmp_path: Path, layer: int, memory: int, way: str
-) -> None:
+    tmp_path, layer, memory, way
+):
     first, second, third = some_chunks(3)
     prompt = ask([first, second, third])
     store = StoreConfig(path=tmp_path / "damaged", memory_bytes=memory)
@@ -427,9 +421,7 @@ def test_a_layer_that_is_lost_on_the_way_costs_its_chunk_and_nothing_else(
         assert len(engine.prefill(prompt).report.chunks) == 3
 
 
-def test_layers_are_placed_as_they_are_wanted(
-    make_engine: Callable[..., RagKV], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_layers_are_placed_as_they_are_wanted(make_engine, monkeypatch):
     monkeypatch.setattr(place, "_LAYERS_AT_ONCE", 1)
     engine = make_engine()
     chunks = some_chunks(2)
@@ -456,9 +448,9 @@ def test_layers_are_placed_as_they_are_wanted(
     assert awaited == [[index >= before for index in range(LAYERS)] for before in range(LAYERS)]
 
 
-def test_a_step_within_a_step_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_within_a_step_is_counted_once(monkeypatch):
     ticks = SimpleNamespace(perf_counter=itertools.count().__next__)
-    monkeypatch.setattr("ragkv.report.clock.time", ticks)
+    monkeypatch.setattr("ragkv.engine.request.time", ticks)
     clock = Clock()
     with clock.step("outer"):
         with clock.step("inner"):

@@ -1,12 +1,9 @@
 """A bounded store evicts chunks for new ones."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 from store_entries import FINGERPRINT, OTHER, make_entry, put_texts, same, texts_in, without_syncs  # noqa: F401
@@ -40,7 +37,7 @@ def large(text: str, tokens: int = 40) -> ChunkKV:
     return make_entry(text, tokens=tokens)
 
 
-def test_the_store_makes_room_where_it_was_asked_to() -> None:
+def test_the_store_makes_room_where_it_was_asked_to():
     store = evicting(3)
     put_texts(store, "abc", tokens=40)
     seen, _, _ = store.changes(0)
@@ -58,7 +55,7 @@ def test_the_store_makes_room_where_it_was_asked_to() -> None:
     assert texts_in(store) == ["d", "e"]  # a is as old as d, and was used before it
 
 
-def test_nothing_leaves_for_what_would_never_fit() -> None:
+def test_nothing_leaves_for_what_would_never_fit():
     store = evicting(3)
     put_texts(store, "abc", tokens=40)
     with pytest.raises(StoreFullError, match="raise memory_bytes"):
@@ -66,7 +63,7 @@ def test_nothing_leaves_for_what_would_never_fit() -> None:
     assert texts_in(store) == ["a", "b", "c"]
 
 
-def test_an_entry_does_not_leave_for_itself() -> None:
+def test_an_entry_does_not_leave_for_itself():
     store = evicting(2)
     store.put(large("a"), FINGERPRINT)
     store.put(large("a"), OTHER)
@@ -78,7 +75,7 @@ def test_an_entry_does_not_leave_for_itself() -> None:
     assert texts_in(store) == ["b"]
 
 
-def test_evictions_leave_no_more_rows_than_are_kept() -> None:
+def test_evictions_leave_no_more_rows_than_are_kept():
     store = open_store(StoreConfig(":memory:", memory_bytes=60_000))
     for number in range(1500):
         store.put(large(str(number)), FINGERPRINT)
@@ -121,7 +118,7 @@ class Queued(MemoryBackend):
         return gone
 
 
-def test_room_that_others_take_is_made_again() -> None:
+def test_room_that_others_take_is_made_again():
     late = list("abcdefgh")
     store = evicting(10, Queued)
     backend = store.backend
@@ -138,7 +135,7 @@ def test_room_that_others_take_is_made_again() -> None:
     assert {"n", *late} <= set(texts_in(store))
 
 
-def test_what_was_there_before_can_leave_too() -> None:
+def test_what_was_there_before_can_leave_too():
     backend = MemoryBackend(budget=int(3.2 * ROOM))
     others = ChunkStore(backend)
     put_texts(others, "abc", tokens=40)
@@ -154,7 +151,7 @@ def test_what_was_there_before_can_leave_too() -> None:
     assert len(texts_in(store)) == 3
 
 
-def test_a_disk_makes_room_within_its_limit(tmp_path: Path) -> None:
+def test_a_disk_makes_room_within_its_limit(tmp_path):
     config = StoreConfig(tmp_path, memory_bytes=0, disk_bytes=60_000)
     store = open_store(config)
     for number in range(30):

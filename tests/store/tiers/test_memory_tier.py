@@ -1,12 +1,9 @@
 """The memory tier: its budget, its order, its cost, and how it stands over a disk."""
 
-from __future__ import annotations
-
 import random
 import threading
 import time
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 
 import pytest
 import torch
@@ -28,7 +25,7 @@ pytestmark = pytest.mark.usefixtures("without_syncs")
 SIZE = size_of(make_entry("a"))
 
 
-def test_threads_never_exceed_the_budget() -> None:
+def test_threads_never_exceed_the_budget():
     tier = MemoryTier(20_000)
     seen: list[int] = []
 
@@ -47,7 +44,7 @@ def test_threads_never_exceed_the_budget() -> None:
     assert tier.nbytes > tier.budget / 2
 
 
-def test_what_was_used_least_and_not_for_longest_leaves_first() -> None:
+def test_what_was_used_least_and_not_for_longest_leaves_first():
     tier = MemoryTier(3 * SIZE)
     for text in ("a", "b", "c"):
         assert tier.put(make_entry(text), FINGERPRINT) == []
@@ -58,7 +55,7 @@ def test_what_was_used_least_and_not_for_longest_leaves_first() -> None:
     assert tier.get("b", FINGERPRINT) is None
 
 
-def test_an_entry_larger_than_the_budget_is_not_kept() -> None:
+def test_an_entry_larger_than_the_budget_is_not_kept():
     tier = MemoryTier(2 * SIZE)
     for text in "ab":
         tier.put(make_entry(text), FINGERPRINT)
@@ -66,7 +63,7 @@ def test_an_entry_larger_than_the_budget_is_not_kept() -> None:
     assert tier.texts() == ["b"]
 
 
-def test_a_view_does_not_hold_the_batch_it_was_cut_from() -> None:
+def test_a_view_does_not_hold_the_batch_it_was_cut_from():
     batch = torch.zeros(2, 100, 2, 3, 4)
     entry = make_entry("a")
     view = ChunkKV("a", entry.token_ids, entry.offsets, batch[:, 0], batch[:, 1])
@@ -78,7 +75,7 @@ def test_a_view_does_not_hold_the_batch_it_was_cut_from() -> None:
     assert found.entry.keys.untyped_storage().nbytes() == found.entry.keys.nbytes
 
 
-def test_a_hit_costs_microseconds(tmp_path: Path) -> None:
+def test_a_hit_costs_microseconds(tmp_path):
     store = tiered(tmp_path, 1 << 30)
     text = "word " * 400
     store.put(make_entry(text, tokens=400), FINGERPRINT)
@@ -91,7 +88,7 @@ def test_a_hit_costs_microseconds(tmp_path: Path) -> None:
     store.close()
 
 
-def test_reading_fills_memory_with_bytes_of_its_own(tmp_path: Path) -> None:
+def test_reading_fills_memory_with_bytes_of_its_own(tmp_path):
     DiskStore(tmp_path).put(make_entry("a"), FINGERPRINT)
     store = tiered(tmp_path)
     first = store.get("a", FINGERPRINT).entry
@@ -109,7 +106,7 @@ def test_reading_fills_memory_with_bytes_of_its_own(tmp_path: Path) -> None:
     assert store.get("a", FINGERPRINT).reason == "unreadable"
 
 
-def test_what_is_not_on_disk_is_not_in_memory(tmp_path: Path) -> None:
+def test_what_is_not_on_disk_is_not_in_memory(tmp_path):
     store = tiered(tmp_path, budget=10)
     with pytest.raises(StoreFullError):
         store.put(make_entry("a"), FINGERPRINT)
@@ -158,7 +155,7 @@ def in_threads(store: TieredStore, slow: SlowBackend, count: int) -> list[object
 
 
 @pytest.mark.parametrize("budget", [0, 1 << 20])
-def test_an_entry_is_loaded_once_for_all_who_wait(budget: int) -> None:
+def test_an_entry_is_loaded_once_for_all_who_wait(budget):
     slow = SlowBackend()
     store = tiered(slow, budget)
     ChunkStore(slow).put(make_entry("a"), FINGERPRINT)
@@ -168,7 +165,7 @@ def test_an_entry_is_loaded_once_for_all_who_wait(budget: int) -> None:
     assert slow.reads == 1
 
 
-def test_an_error_reaches_all_who_wait_and_is_forgotten() -> None:
+def test_an_error_reaches_all_who_wait_and_is_forgotten():
     slow = SlowBackend()
     store, slow.broken = tiered(slow), True
     found = in_threads(store, slow, 3)
@@ -177,7 +174,7 @@ def test_an_error_reaches_all_who_wait_and_is_forgotten() -> None:
     assert store.get("a", FINGERPRINT).reason == "absent"
 
 
-def test_a_deletion_outruns_a_running_load() -> None:
+def test_a_deletion_outruns_a_running_load():
     slow = SlowBackend()
     store = tiered(slow)
     ChunkStore(slow).put(make_entry("a"), FINGERPRINT)
@@ -190,7 +187,7 @@ def test_a_deletion_outruns_a_running_load() -> None:
     assert store.get("a", FINGERPRINT).reason == "absent"
 
 
-def test_pinned_memory_is_counted_as_it_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pinned_memory_is_counted_as_it_is_taken(monkeypatch):
     """In powers of two; and where there is none, ordinary memory does."""
     taken: list[torch.Tensor] = []
 
@@ -217,9 +214,7 @@ def test_pinned_memory_is_counted_as_it_is_taken(monkeypatch: pytest.MonkeyPatch
     assert second.entry.keys.data_ptr() == taken[1].data_ptr()
 
 
-def test_a_device_without_room_keeps_nothing_and_fails_nobody(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_device_without_room_keeps_nothing_and_fails_nobody(monkeypatch):
     store = tiered(MemoryBackend())
     (tier,), (first, second) = store.tiers, (make_entry(text) for text in "ab")
     store.put(first, FINGERPRINT)
@@ -235,7 +230,7 @@ def test_a_device_without_room_keeps_nothing_and_fails_nobody(
     assert tier.nbytes == 0
 
 
-def test_a_look_that_is_overtaken_empties_no_tier(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_look_that_is_overtaken_empties_no_tier(monkeypatch):
     store = tiered(MemoryBackend())
     store.put(make_entry("a"), FINGERPRINT)
     looked, go_on = threading.Event(), threading.Event()
@@ -280,7 +275,7 @@ def filled(store: TieredStore) -> None:
     assert store._waiting == 0
 
 
-def test_tiers_that_copy_are_filled_behind_the_request(copying) -> None:
+def test_tiers_that_copy_are_filled_behind_the_request(copying):
     """And no more waits for that than a quarter of the budget."""
     begun, go_on = copying
     backend, entries = MemoryBackend(), [make_entry(text, tokens=300) for text in "abcdef"]
@@ -298,7 +293,7 @@ def test_tiers_that_copy_are_filled_behind_the_request(copying) -> None:
     assert sorted(memory.texts()) == ["a", "b", "c"]
 
 
-def test_what_was_deleted_meanwhile_is_not_kept(copying) -> None:
+def test_what_was_deleted_meanwhile_is_not_kept(copying):
     _, go_on = copying
     backend = MemoryBackend()
     for text in "abc":

@@ -1,7 +1,5 @@
 """PGDSF against a plain loop over all entries; admission."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from itertools import chain
@@ -50,7 +48,7 @@ class Reference:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_the_victims_are_those_of_the_plain_definition(seed: int) -> None:
+def test_the_victims_are_those_of_the_plain_definition(seed):
     draw = random.Random(seed)
     policy, reference = PGDSF(), Reference()
     sizes = {f"chunk {n}": draw.choice([10, 20, 40, 80]) for n in range(60)}
@@ -85,7 +83,7 @@ def test_the_victims_are_those_of_the_plain_definition(seed: int) -> None:
     assert len(policy._heap) <= 2 * len(policy) + pgdsf._SPARE
 
 
-def test_all_leave_where_that_is_not_enough_and_none_where_there_is_room() -> None:
+def test_all_leave_where_that_is_not_enough_and_none_where_there_is_room():
     policy = PGDSF()
     assert policy.victims(10) == []
     policy.insert("a", 5)
@@ -96,7 +94,7 @@ def test_all_leave_where_that_is_not_enough_and_none_where_there_is_room() -> No
     policy.remove("c")
 
 
-def test_only_so_much_history_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_so_much_history_is_kept(monkeypatch):
     monkeypatch.setattr(pgdsf, "REMEMBERED", 5)
     policy = PGDSF()
     for number in range(20):
@@ -108,7 +106,7 @@ def test_only_so_much_history_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
 # ---- admission
 
 
-def test_the_sketch_never_counts_too_low_and_seldom_too_high() -> None:
+def test_the_sketch_never_counts_too_low_and_seldom_too_high():
     draw = random.Random(0)
     sketch, exact = CountSketch(), Counter()
     for _ in range(8000):
@@ -123,7 +121,7 @@ def test_the_sketch_never_counts_too_low_and_seldom_too_high() -> None:
     assert sketch.estimate(1) == 127
 
 
-def test_chunks_wanted_once_do_not_flush_hot_ones() -> None:
+def test_chunks_wanted_once_do_not_flush_hot_ones():
     hot, scan = [make_entry(f"hot {n}") for n in range(10)], [make_entry(str(n)) for n in range(99)]
     for trace in (hot * 6 + scan + hot, [*chain(*zip(hot * 9, scan, strict=False)), *hot]):
         tier = MemoryTier(sum(map(size_of, hot)), admission=True)
@@ -135,7 +133,7 @@ def test_chunks_wanted_once_do_not_flush_hot_ones() -> None:
         assert 10 <= misses <= 20  # ten of them are the first of their kind
 
 
-def test_admission_forgets() -> None:
+def test_admission_forgets():
     admission = Admission(memory=2)
     for _ in range(150):
         admission.count("once hot", 100)

@@ -1,7 +1,5 @@
 """Tiers over a store: budgets, swapping out once, deletions below, eviction below."""
 
-from __future__ import annotations
-
 import random
 import threading
 import time
@@ -36,12 +34,12 @@ def tiers(device: int, memory: int) -> TieredStore:
     return tiered(MemoryBackend(), device * SIZE, memory * SIZE)
 
 
-def test_what_leaves_the_device_is_copied_to_memory_once() -> None:
+def test_what_leaves_the_device_is_copied_to_memory_once():
     store = tiers(2, 4)
     device, memory = store.tiers
     copies: list[str] = []
     keep = memory.put
-    memory.put = lambda entry, *rest: (  # type: ignore[method-assign]
+    memory.put = lambda entry, *rest: (
         copies.append(entry.text),
         keep(entry, *rest),
     )[1]
@@ -55,7 +53,7 @@ def test_what_leaves_the_device_is_copied_to_memory_once() -> None:
     assert texts_in(memory) == ["a", "b", "c"]
 
 
-def test_an_entry_is_on_the_device_in_its_tier_alone() -> None:
+def test_an_entry_is_on_the_device_in_its_tier_alone():
     store = tiered(MemoryBackend(), MemoryTier(1 << 20, device="meta"), 1 << 20)
     store.put(make_entry("a"), FINGERPRINT)
     entry = store.get("a", FINGERPRINT).entry
@@ -65,7 +63,7 @@ def test_an_entry_is_on_the_device_in_its_tier_alone() -> None:
     assert same(store.get("a", FINGERPRINT).entry, make_entry("a"))
 
 
-def test_a_put_replaces_what_the_tiers_hold() -> None:
+def test_a_put_replaces_what_the_tiers_hold():
     store = tiers(1, 3)
     put_texts(store, "ab")
     assert texts_in(store.tiers[-1]) == ["a"]
@@ -76,7 +74,7 @@ def test_a_put_replaces_what_the_tiers_hold() -> None:
     assert same(store.get("a", FINGERPRINT).entry, longer)
 
 
-def test_what_a_device_has_no_room_for_goes_to_memory() -> None:
+def test_what_a_device_has_no_room_for_goes_to_memory():
     store = tiers(1, 40)
     large = make_entry("large", tokens=100)
     store.put(large, FINGERPRINT)
@@ -84,7 +82,7 @@ def test_what_a_device_has_no_room_for_goes_to_memory() -> None:
     assert store.load_seconds("large", FINGERPRINT, 1) == 0.0
 
 
-def test_expiry_holds_in_every_tier(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_expiry_holds_in_every_tier(monkeypatch):
     store = tiers(1, 3)
     now = time.time()
     put_texts(store, "ab", Terms(expires_at=now + 1000))
@@ -115,7 +113,7 @@ def hammer(store: ChunkStore, seed: int) -> list[str]:
     return wrong
 
 
-def test_budgets_hold_under_load() -> None:
+def test_budgets_hold_under_load():
     config = StoreConfig(":memory:", memory_bytes=30_000, device_bytes=4 * LARGE)
     store = open_store(config)
     backend = store.backend
@@ -142,7 +140,7 @@ def test_budgets_hold_under_load() -> None:
     assert 2 <= len(texts_in(store)) < 6
 
 
-def test_what_was_hot_on_the_device_is_admitted_to_memory() -> None:
+def test_what_was_hot_on_the_device_is_admitted_to_memory():
     """A tier below the device's judges an entry by all requests for it, the device's too."""
     size = size_of(make_entry("hot"))
     device, memory = (MemoryTier(n * size + 64, admission=True) for n in (1, 2))
@@ -158,7 +156,7 @@ def test_what_was_hot_on_the_device_is_admitted_to_memory() -> None:
     assert texts_in(memory) == ["hot", "new"]
 
 
-def test_a_scan_leaves_the_hot_set_in_memory() -> None:
+def test_a_scan_leaves_the_hot_set_in_memory():
     store = tiered(MemoryBackend(), MemoryTier(5 * SIZE, admission=True))
     for number in range(100):  # ingestion is such a scan, too
         store.put(make_entry(str(number)), FINGERPRINT)
@@ -182,7 +180,7 @@ def two(tmp_path: Path) -> Iterator[tuple[TieredStore, TieredStore]]:
         store.close()
 
 
-def test_what_another_deletes_leaves_this_ones_memory(two: tuple[TieredStore, TieredStore]) -> None:
+def test_what_another_deletes_leaves_this_ones_memory(two):
     mine, theirs = two
     for text in "abcd":
         mine.put(make_entry(text), FINGERPRINT, Terms("d" if text == "d" else None))
@@ -199,9 +197,7 @@ def test_what_another_deletes_leaves_this_ones_memory(two: tuple[TieredStore, Ti
     assert mine.changes(moved).removed == []
 
 
-def test_what_another_puts_again_is_read_again(
-    two: tuple[TieredStore, TieredStore], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_another_puts_again_is_read_again(two, monkeypatch):
     mine, theirs = two
     now = time.time()
     mine.put(make_entry("a"), FINGERPRINT)
@@ -214,9 +210,7 @@ def test_what_another_puts_again_is_read_again(
     assert mine.get("a", FINGERPRINT).reason == "expired"
 
 
-def test_a_deletion_that_left_the_log_empties_the_tiers(
-    two: tuple[TieredStore, TieredStore],
-) -> None:
+def test_a_deletion_that_left_the_log_empties_the_tiers(two):
     mine, theirs = two
     put_texts(mine, "ab")
     number, _, _ = mine.changes(0)
@@ -231,14 +225,14 @@ def test_a_deletion_that_left_the_log_empties_the_tiers(
     assert verify(theirs).problems == []
 
 
-def test_a_document_of_ones_own_leaves_memory_at_once(two: tuple[TieredStore, TieredStore]) -> None:
+def test_a_document_of_ones_own_leaves_memory_at_once(two):
     mine, _ = two
     put_texts(mine, "abc", Terms("d"))
     assert mine.keep_only("d", ["b"]) == 2
     assert [mine.get(text, FINGERPRINT).reason for text in "abc"] == ["absent", "", "absent"]
 
 
-def test_a_place_that_was_emptied_empties_the_tiers() -> None:
+def test_a_place_that_was_emptied_empties_the_tiers():
     backend = MemoryBackend()
     store = tiered(backend)
     store.put(make_entry("a"), FINGERPRINT)
@@ -248,7 +242,7 @@ def test_a_place_that_was_emptied_empties_the_tiers() -> None:
     assert store.get("a", FINGERPRINT).reason == "absent"
 
 
-def test_a_lossy_codec_gives_this_process_what_it_gives_others(tmp_path: Path) -> None:
+def test_a_lossy_codec_gives_this_process_what_it_gives_others(tmp_path):
     entry, fingerprint = make_entry("one", tokens=40), replace(FINGERPRINT, codec="int8")
     config = StoreConfig(tmp_path, codec="int8")
     with closing(open_store(config)) as store:

@@ -1,7 +1,5 @@
 """``python -m campaign``: run the faults, then the threads and processes; say what was found."""
 
-from __future__ import annotations
-
 import json
 import logging
 import tempfile

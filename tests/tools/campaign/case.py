@@ -1,13 +1,12 @@
 """One run of the campaign: a store, what was acknowledged, and what was found."""
 
-from __future__ import annotations
-
 import random
 import traceback
 from collections import Counter
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Self
 
 from children import Child
 
@@ -39,7 +38,7 @@ class Outcome:
     wrong: list[str] = field(default_factory=list)
     lost: list[str] = field(default_factory=list)
 
-    def add(self, other: Outcome) -> None:
+    def add(self, other: Self) -> None:
         """Sum up."""
         for name in ("runs", "struck", "answers", "refused", "damaged", "healed"):
             setattr(self, name, getattr(self, name) + getattr(other, name))

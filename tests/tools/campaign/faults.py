@@ -1,7 +1,5 @@
 """The faults: each does its harm to a case's store and says what is still acknowledged."""
 
-from __future__ import annotations
-
 import os
 import resource
 import shutil

@@ -1,7 +1,5 @@
 """Faults of a store that two replicas share: one is cut off, all is slow, the server restarts."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """The campaign: fault after fault, each on a store of its own."""
 
-from __future__ import annotations
-
 import random
 import shutil
 import tempfile

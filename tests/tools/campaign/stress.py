@@ -1,7 +1,5 @@
 """Many threads and processes over one store, each answer and each entry compared."""
 
-from __future__ import annotations
-
 import json
 import random
 import threading
@@ -12,6 +10,7 @@ from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Self
 
 import torch
 from children import Child, Say
@@ -51,7 +50,7 @@ class Stress:
     wrong: list[str] = field(default_factory=list)
     most_bytes: Counter[str] = field(default_factory=Counter)
 
-    def add(self, other: Stress) -> None:
+    def add(self, other: Self) -> None:
         """Take another process's results in."""
         self.seconds = max(self.seconds, other.seconds)
         self.counts += other.counts

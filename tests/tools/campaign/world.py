@@ -1,7 +1,5 @@
 """What the campaign asks, and what the right answers are."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """``python -m soak``: a server under load, harm and a restart; say what was found."""
 
-from __future__ import annotations
-
 import asyncio
 import signal
 import tempfile

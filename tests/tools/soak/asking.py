@@ -1,7 +1,5 @@
 """Questions with a known answer, and the comparison with what comes under load."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """What clients do to the server, well-behaved and otherwise."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import random

@@ -1,7 +1,5 @@
 """The soak itself: alone, all together, through a restart, and alone again."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 import statistics

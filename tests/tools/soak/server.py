@@ -1,7 +1,5 @@
 """The server under test: a process, its memory, its end."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

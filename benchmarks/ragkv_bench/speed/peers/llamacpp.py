@@ -42,6 +42,7 @@ class LlamaCpp:
         params.fit_params = False
         params.cache_ram_mib = 0
         params.verbosity = _SILENT
+        self.build: str = xllamacpp.get_system_info().strip(" |")
         self._open: Callable[[], Any] = lambda: xllamacpp.Server(params)
         self._server: Any = None
 

@@ -37,6 +37,7 @@ class Vllm:
     """
 
     name = "vllm"
+    build = ""
 
     def __init__(
         self,

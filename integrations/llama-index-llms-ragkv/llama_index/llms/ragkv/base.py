@@ -76,11 +76,11 @@ class RagKVLLM(OverEngine, Prompting, ToolCalling, StructuredPrediction, Seriali
     Parameters
     ----------
     model_name
-        Hub name or folder. None is the embedded SmolLM2-135M-Instruct.
+        Hub name, folder or GGUF file. None is the embedded SmolLM2-135M-Instruct.
     model, tokenizer
         Loaded objects, used instead of the names.
     tokenizer_outputs_to_remove
-        Accepted and without effect: the engine takes token ids alone.
+        Accepted, without effect: the engine takes only token ids.
     context_window
         Tokens of prompt and answer; None is the model's positions.
     device
@@ -88,7 +88,7 @@ class RagKVLLM(OverEngine, Prompting, ToolCalling, StructuredPrediction, Seriali
     stopping_ids
         Tokens that end the answer, besides the model's own end-of-sequence tokens.
     recompute_ratio, method
-        Overrides of ``reuse``; may be set on the object and given to each call.
+        Overrides of ``reuse``; can be set on the object and given to each call.
     sink
         Text that chunks are encoded behind.
     sink_from
@@ -125,7 +125,7 @@ class RagKVLLM(OverEngine, Prompting, ToolCalling, StructuredPrediction, Seriali
     beside ``token_ids`` and ``usage``. A stream's last response carries them.
     """
 
-    model_name: str = Field(default="", description="Hub name or folder of the model.")
+    model_name: str = Field(default="", description="Hub name, folder or GGUF file of the model.")
     tokenizer_name: str = Field(default="", description="Hub name or folder of the tokenizer.")
     context_window: int = Field(default=DEFAULT_CONTEXT_WINDOW, gt=0)
     max_new_tokens: int = Field(default=DEFAULT_NUM_OUTPUTS, gt=0)
@@ -245,7 +245,7 @@ class RagKVLLM(OverEngine, Prompting, ToolCalling, StructuredPrediction, Seriali
 
     @property
     def metadata(self) -> LLMMetadata:
-        """What LlamaIndex asks about a model."""
+        """Properties of the model for LlamaIndex."""
         return LLMMetadata(
             context_window=self.context_window,
             num_output=self.max_new_tokens,
@@ -268,7 +268,7 @@ class RagKVLLM(OverEngine, Prompting, ToolCalling, StructuredPrediction, Seriali
         return self._source
 
     def prefetch(self, texts: Sequence[str], *, for_next_answer: bool = True) -> None:
-        """Name chunks that were retrieved: they start loading, and what is missing is stored."""
+        """Name retrieved chunks: they start loading, and missing ones are stored."""
         self.kv.prefetch(texts, for_next_answer=for_next_answer, **self.reuse_overrides)
 
     @property
@@ -354,7 +354,7 @@ class RagKVLLM(OverEngine, Prompting, ToolCalling, StructuredPrediction, Seriali
         return as_completion(completion)
 
     def _stream(self, prompt: Prompt, kwargs: dict[str, Any]) -> Begin:
-        """Return what begins an answer: with the first response that is asked for."""
+        """Return the callback that starts an answer when its first response is read."""
         return partial(self.kv.stream, prompt, **self._arguments(kwargs))
 
 

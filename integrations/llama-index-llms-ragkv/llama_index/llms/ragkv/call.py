@@ -16,7 +16,7 @@ from ragkv.config import (
 
 _log = logging.getLogger(__name__)
 _OURS = ("stop", "seed", "json_schema")
-"""What ``generate_kwargs`` may have besides transformers' settings."""
+"""Keys of ``generate_kwargs`` besides transformers' settings."""
 
 
 def decode_arguments(
@@ -28,7 +28,7 @@ def decode_arguments(
 ) -> dict[str, Any]:
     """Return the keyword arguments of ``RagKV.generate`` and ``stream``.
 
-    transformers' settings are read as :func:`ragkv.config.generation.engine_arguments` says. A
+    transformers' settings are read by :func:`ragkv.config.generation.engine_arguments`. A
     ``temperature`` in the call itself takes precedence over ``do_sample``: 0 is greedy.
 
     Raises

@@ -1,4 +1,4 @@
-"""Where an engine comes from: what it takes to make the same one in another process."""
+"""The specification of an engine, from which another process can make the same one."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class EngineSource:
     Attributes
     ----------
     model_name
-        Hub name or folder; empty is the embedded default.
+        Hub name, folder or GGUF file; empty is the embedded default.
     model, tokenizer
         Loaded objects, used instead of the names. A tokenizer travels as it is, a
         model is loaded again by its name.
@@ -48,9 +48,10 @@ class EngineSource:
         As in ``HuggingFaceLLM``; ``device_map="auto"`` without model_kwargs is the first
         CUDA device, or the CPU.
     is_shared
-        The engine was given, not made here: its settings are left alone.
+        Whether the engine was given; its settings then stay unchanged.
     api_base, timeout, max_retries
-        A server's address and how it is asked, instead of a model here.
+        The address of a server, used instead of a local model; its timeout in seconds, and
+        the number of retries.
     api_key
         Its key, which is not pickled: another process takes the environment's.
     """
@@ -80,7 +81,7 @@ class EngineSource:
         Parameters
         ----------
         given
-            What this class takes, from an LLM's arguments.
+            The arguments of an LLM that concern its engine.
 
         Raises
         ------
@@ -107,9 +108,9 @@ class EngineSource:
             raise ConfigError(why.format(", ".join(wrong)))
         if isinstance(fields["api_key"], str):
             fields["api_key"] = SecretStr(fields["api_key"])
-        told = {name: fields[name] for name in fields if fields[name] is not None}
-        told["device_map"] = fields["device_map"]  # None is a value
-        source = cls(engine=kv, is_shared=kv is not None, **told)
+        given = {name: fields[name] for name in fields if fields[name] is not None}
+        given["device_map"] = fields["device_map"]  # None is a value
+        source = cls(engine=kv, is_shared=kv is not None, **given)
         namespace, own = source.namespace, source.get().namespace
         if namespace not in ("default", own):
             raise ConfigError(
@@ -129,7 +130,7 @@ class EngineSource:
         return self
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the specification alone.
+        """Return the specification without the engine.
 
         Raises
         ------
@@ -152,7 +153,7 @@ class EngineSource:
         if self.model is not None and not name:
             raise ConfigError(
                 "The LLM holds a loaded model that has no name, so a worker process cannot load "
-                "it. Save it and give the folder as well (model_name='...'), or run the "
+                "it. Save it and give its folder, too (model_name='...'), or run the "
                 "pipeline without num_workers."
             )
         dtype = {} if self.model is None else {"dtype": self.model.dtype}

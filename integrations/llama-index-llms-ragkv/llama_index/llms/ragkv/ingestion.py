@@ -39,7 +39,7 @@ class RagKVTransform(OverLLM, TransformComponent):
     Attributes
     ----------
     show_progress
-        True shows a bar and what the chunks take, False nothing; None shows the bar in a
+        True shows a bar and the chunks' size, False nothing; None shows the bar in a
         terminal, and lines with the time left elsewhere.
     by_document
         Store each node's chunk under its source document (``ref_doc_id``). Chunks of the document
@@ -116,4 +116,4 @@ class RagKVTransform(OverLLM, TransformComponent):
 
     def __setstate__(self, state: dict[Any, Any]) -> None:
         BaseModel.__setstate__(self, state)
-        self._is_copy = True  # in a worker process, which may see a part of a document
+        self._is_copy = True  # in a worker process, which can see a part of a document

@@ -18,10 +18,10 @@ _SEPARATOR = "\n\n"
 class RagKVPromptHelper(PromptHelper):
     """LlamaIndex's prompt helper, cutting between chunks instead of inside them.
 
-    Where the retrieved chunks overflow the context window, the usual helper joins them
-    and cuts the text again by its own chunk size, so that chunks at the cuts are no longer
-    what was precomputed. This one fills each piece with whole chunks; only a chunk that
-    alone exceeds the window is cut, and its head can still be reused.
+    If the retrieved chunks overflow the context window, LlamaIndex's helper joins them and
+    splits the text again by its own chunk size; chunks at the cuts then differ from the
+    precomputed ones. This one fills each piece with whole chunks. It cuts only a chunk that is
+    larger than the window; the chunk's beginning can still be reused.
 
     Use it as ``Settings.prompt_helper = RagKVPromptHelper.from_llm(llm)``, or as the
     ``prompt_helper`` of ``get_response_synthesizer``; ``as_query_engine`` takes one and drops

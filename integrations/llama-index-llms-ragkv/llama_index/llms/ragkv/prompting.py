@@ -137,7 +137,7 @@ def _fields(text: str) -> str:
 
 
 def _marked(template: BasePromptTemplate) -> BasePromptTemplate:
-    """Replace a template's functions, whose text may change from call to call, by marks."""
+    """Replace a template's functions, whose text can change from call to call, by marks."""
     functions = getattr(template, "function_mappings", None) or {}
     changing = [name for name in functions if name not in _CONTEXT]
     if not changing:

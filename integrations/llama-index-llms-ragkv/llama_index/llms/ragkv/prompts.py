@@ -63,6 +63,6 @@ def _plain(call: Any) -> Any:
 
 
 def as_template(given: str | PromptTemplate | dict[str, Any]) -> PromptTemplate:
-    """Return a template from its text, or from what ``to_dict`` wrote of it."""
+    """Return a template from its text, or from the output of ``to_dict``."""
     text = given["template"] if isinstance(given, dict) else given
     return PromptTemplate(text) if isinstance(text, str) else text

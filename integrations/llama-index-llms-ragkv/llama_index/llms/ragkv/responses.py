@@ -27,7 +27,7 @@ def as_completion(completion: Completion, delta: str | None = None) -> Completio
 
     Both the report and ``raw`` say ``finish_reason``.
 
-    What should be a tool call, and cannot be read, is text.
+    A tool call that cannot be parsed becomes text.
     """
     report = completion.report.to_dict()
     ended = {"finish_reason": completion.openai_finish_reason}
@@ -47,12 +47,12 @@ def as_completion(completion: Completion, delta: str | None = None) -> Completio
     if completion.invalid_tool_calls:
         unread = (call.text for call in completion.invalid_tool_calls)
         text = "\n".join([text, *unread]).strip()
-    told = {**report, **ended}
-    return CompletionResponse(text=text, delta=delta, additional_kwargs=told, raw=raw)
+    extra = {**report, **ended}
+    return CompletionResponse(text=text, delta=delta, additional_kwargs=extra, raw=raw)
 
 
 def cut_off(response: ChatResponse) -> CutOffError | None:
-    """Return the error of an answer that reached its longest length; None for others."""
+    """Return the error of an answer that was cut at its maximum length, else None."""
     raw = response.raw if isinstance(response.raw, dict) else {}
     if raw.get("finish_reason") != "length":
         return None
@@ -92,7 +92,7 @@ def responses(
     keep
         Called with the whole answer, at the end.
     form
-        Makes of each what is yielded.
+        Converts each item.
     """
     so_far = ""
     with begin() as stream:

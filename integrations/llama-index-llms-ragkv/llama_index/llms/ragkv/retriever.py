@@ -89,7 +89,7 @@ class RagKVRetriever(Prefetching):
 class RagKVPostprocessor(OverLLM, BaseNodePostprocessor):
     """Does the same for a retriever that cannot be wrapped; the last postprocessor.
 
-    Those before it may replace texts or drop nodes.
+    Earlier ones can replace texts or drop nodes.
     ``metadata_mode`` and ``metadata_key`` are :class:`RagKVRetriever`'s; behind a
     ``MetadataReplacementPostProcessor`` the texts are replaced already.
     """

@@ -1,4 +1,4 @@
-"""RagKVStagedRetriever: what each stage found is loading while the next one is searched."""
+"""RagKVStagedRetriever: a stage's chunks load during the next stage."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from llama_index.llms.ragkv.retriever import Prefetching
 
 
 class RagKVStagedRetriever(Prefetching):
-    """Retrieves in stages; what each one found is loading while the next one is searched.
+    """Retrieves in stages; a stage's chunks load during the next stage.
 
     Parameters
     ----------

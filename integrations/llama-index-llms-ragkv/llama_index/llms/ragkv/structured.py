@@ -22,7 +22,7 @@ from ragkv import Completion
 from ragkv.errors import CutOffError
 
 _OF_CALLS = ("tool_choice", "tool_required", "allow_parallel_tool_calls")
-"""What LlamaIndex's programs ask of the call that other models answer by: here is none."""
+"""LlamaIndex's settings of tool calls, which constrained decoding does not use."""
 Given = dict[str, Any] | None
 
 
@@ -46,8 +46,8 @@ class StructuredPrediction(LastAnswer):
         if not self._is_held:
             with self._in_program() as llm:
                 return LLM.structured_predict(llm, output_cls, prompt, llm_kwargs, **prompt_args)
-        asked = self._asked(output_cls, prompt, llm_kwargs, prompt_args)
-        return _object(output_cls, self.chat(**asked))
+        arguments = self._chat_arguments(output_cls, prompt, llm_kwargs, prompt_args)
+        return _object(output_cls, self.chat(**arguments))
 
     async def astructured_predict(
         self, output_cls: Any, prompt: PromptTemplate, llm_kwargs: Given = None, **prompt_args: Any
@@ -58,8 +58,8 @@ class StructuredPrediction(LastAnswer):
                 return await LLM.astructured_predict(
                     llm, output_cls, prompt, llm_kwargs, **prompt_args
                 )
-        asked = self._asked(output_cls, prompt, llm_kwargs, prompt_args)
-        return _object(output_cls, await self.achat(**asked))
+        arguments = self._chat_arguments(output_cls, prompt, llm_kwargs, prompt_args)
+        return _object(output_cls, await self.achat(**arguments))
 
     def _structured_stream_call(
         self, output_cls: Any, prompt: PromptTemplate, llm_kwargs: Given = None, **prompt_args: Any
@@ -71,22 +71,22 @@ class StructuredPrediction(LastAnswer):
                     llm, output_cls, prompt, llm_kwargs, **prompt_args
                 )
             return
-        known, asked = None, self._asked(output_cls, prompt, llm_kwargs, prompt_args)
-        for response in self.stream_chat(**asked):
+        known, arguments = None, self._chat_arguments(output_cls, prompt, llm_kwargs, prompt_args)
+        for response in self.stream_chat(**arguments):
             known = _known_of(output_cls, response, known)
             yield known
 
     async def _structured_astream_call(
         self, output_cls: Any, prompt: PromptTemplate, llm_kwargs: Given = None, **prompt_args: Any
     ) -> AsyncGenerator[Any, None]:
-        """Return what yields the object as far as it is known, piece by piece."""
+        """Return an iterator of the object as far as it is known, piece by piece."""
         if not self._is_held:
             return self._of_program(output_cls, prompt, llm_kwargs, **prompt_args)
-        asked = self._asked(output_cls, prompt, llm_kwargs, prompt_args)
+        arguments = self._chat_arguments(output_cls, prompt, llm_kwargs, prompt_args)
 
         async def objects() -> AsyncGenerator[Any, None]:
             known = None
-            async for response in await self.astream_chat(**asked):
+            async for response in await self.astream_chat(**arguments):
                 known = _known_of(output_cls, response, known)
                 yield known
 
@@ -119,7 +119,7 @@ class StructuredPrediction(LastAnswer):
         """Whether answers are held to the schema."""
         return self.pydantic_program_mode == PydanticProgramMode.DEFAULT
 
-    def _asked(
+    def _chat_arguments(
         self, output_cls: Any, prompt: PromptTemplate, llm_kwargs: Given, prompt_args: Any
     ) -> dict[str, Any]:
         messages: list[ChatMessage] = self._get_messages(prompt, **prompt_args)
@@ -137,7 +137,7 @@ def _object(output_cls: Any, response: ChatResponse) -> Any:
 
 
 def _cut_off(answer: Completion | None) -> CutOffError | None:
-    """Return the error of an answer whose JSON or tool call has no end; None for others."""
+    """Return the error of an answer whose JSON or tool call was cut off, else None."""
     if answer is None or answer.tool_calls:
         return None
     try:

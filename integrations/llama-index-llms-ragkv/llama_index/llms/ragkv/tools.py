@@ -66,8 +66,8 @@ class ToolCalling(LastAnswer, FunctionCallingLLM):
         Raises
         ------
         ValueError
-            There is none, and ``error_on_no_tool_call``. A CutOffError, which is one, says that
-            the answer reached ``max_new_tokens``.
+            ``error_on_no_tool_call`` is set and there is none. It is a CutOffError if the answer
+            reached ``max_new_tokens``.
         """
         calls = tool_blocks(response.message)
         if not calls and error_on_no_tool_call:
@@ -97,9 +97,9 @@ class ToolCalling(LastAnswer, FunctionCallingLLM):
 
 
 def definition(tool: BaseTool) -> dict[str, Any]:
-    """Return a tool as OpenAI's definition, with what its class says besides its parameters.
+    """Return a tool as OpenAI's definition, ``additionalProperties`` and ``$ref`` included.
 
-    That is whether there may be others, and of a class that contains itself where it is defined.
+    LlamaIndex omits both: the second one occurs where a class contains itself.
     """
     found = tool.metadata.to_openai_tool(skip_length_check=True)
     if tool.metadata.fn_schema is not None:

@@ -1,26 +1,21 @@
-"""Prompts take the rows that former prompts with the same tokens computed."""
-
-from __future__ import annotations
+"""Prompts reuse rows that earlier prompts with the same tokens computed."""
 
 import itertools
 import zlib
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import former_prompts
+import earlier_prompts
 import hypothesis.strategies as st
 import numpy as np
 import pytest
 import torch
-from former_prompts import (
+from earlier_prompts import (
     CHUNKS,
     DRIFTING,
     PLACING,
     TOLERANCE,
     Chat,
-    Left,
-    Make,
     and_then,
     ask,
     ask_apart,
@@ -40,8 +35,8 @@ from ragkv.select import get_method
 from ragkv.select.method import Sparse
 from ragkv.splice.layout import Origin
 
-make_engine = former_prompts.make_engine
-left = former_prompts.left
+make_engine = earlier_prompts.make_engine
+left = earlier_prompts.left
 
 # ---- exactness, whatever was asked before
 
@@ -64,9 +59,7 @@ STEPS = st.lists(
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_what_is_called_exact_is_a_full_prefills(
-    make_engine: Make, auxiliary: str, left: list[Left], family: str
-) -> None:
+def test_what_is_called_exact_is_a_full_prefills(make_engine, auxiliary, left, family):
     """After any prompts, by any method and ratio: rows and logits."""
     engine = make_engine(family)
     engine.loaded.model.generation_config.eos_token_id = None
@@ -108,9 +101,7 @@ def test_what_is_called_exact_is_a_full_prefills(
 
 
 @pytest.mark.parametrize(("method", "ratio"), WAYS)
-def test_exact_rows_serve_every_method_and_ratio(
-    make_engine: Make, auxiliary: str, method: str, ratio: Any
-) -> None:
+def test_exact_rows_serve_every_method_and_ratio(make_engine, auxiliary, method, ratio):
     engine, how = make_engine(), {"method": method, "auxiliary_model": auxiliary}
     for each in (method, "reuse"):
         engine.precompute(CHUNKS, method=each, auxiliary_model=auxiliary)
@@ -124,7 +115,7 @@ def test_exact_rows_serve_every_method_and_ratio(
     assert_full(engine, out)
 
 
-def test_chunks_behind_exact_rows_are_repaired(make_engine: Make) -> None:
+def test_chunks_behind_exact_rows_are_repaired(make_engine):
     engine, chunks = make_engine(), some_chunks(5)
     engine.precompute(chunks)
     engine.generate(ask(chunks=chunks[:3]), recompute_ratio=1.0, max_new_tokens=3)
@@ -135,7 +126,7 @@ def test_chunks_behind_exact_rows_are_repaired(make_engine: Make) -> None:
     assert report.tokens.exact == report.tokens.sink + report.tokens.history_exact
 
 
-def test_a_chunk_in_which_a_former_prompt_ends_is_one(make_engine: Make) -> None:
+def test_a_chunk_in_which_a_earlier_prompt_ends_is_one(make_engine):
     engine, (first, second) = make_engine(), some_chunks(2)
     engine.precompute([first, second])
     engine.generate(f"{first}\n\n{second[:120]}", recompute_ratio=1.0, max_new_tokens=1)
@@ -149,9 +140,7 @@ def test_a_chunk_in_which_a_former_prompt_ends_is_one(make_engine: Make) -> None
 
 
 @pytest.mark.parametrize("codec", ["int8", "raw"])
-def test_lossy_entries_leave_no_exact_rows(
-    make_engine: Make, tmp_path: Any, left: list[Left], codec: str
-) -> None:
+def test_lossy_entries_leave_no_exact_rows(make_engine, tmp_path, left, codec):
     engine = make_engine(store=StoreConfig(tmp_path, codec=codec))
     engine.precompute(CHUNKS[:1])
     chat = ask(chunks=CHUNKS[:1])
@@ -162,7 +151,7 @@ def test_lossy_entries_leave_no_exact_rows(
     assert_full(engine, out)
 
 
-def test_rows_with_sparse_attention_are_not_exact(make_engine: Make, left: list[Left]) -> None:
+def test_rows_with_sparse_attention_are_not_exact(make_engine, left):
     """Else those right behind an exact prefix would be."""
     engine = make_engine()
     engine.precompute(CHUNKS)
@@ -186,9 +175,7 @@ def test_rows_with_sparse_attention_are_not_exact(make_engine: Make, left: list[
         ask,
     ],
 )
-def test_a_second_question_computes_what_it_newly_chooses(
-    make_engine: Make, left: list[Left], make: Callable[[str], Chat]
-) -> None:
+def test_a_second_question_computes_what_it_newly_chooses(make_engine, left, make):
     engine = make_engine()
     engine.precompute(CHUNKS)
     known, before = set[int](), None
@@ -215,9 +202,7 @@ def test_a_second_question_computes_what_it_newly_chooses(
 
 
 @pytest.mark.parametrize("family", ["llama", "llama-yarn", "gemma3", "phi3"])
-def test_rows_drift_once_and_by_all_repaired_ones(
-    make_engine: Make, left: list[Left], family: str
-) -> None:
+def test_rows_drift_once_and_by_all_repaired_ones(make_engine, left, family):
     """A visit that chooses nothing new leaves what the one before left, in whatever order."""
     engine = make_engine(family)
     engine.precompute(CHUNKS)
@@ -251,9 +236,7 @@ def test_rows_drift_once_and_by_all_repaired_ones(
         (0.0, 0.1, False),
     ],
 )
-def test_rows_serve_no_higher_ratio(
-    make_engine: Make, made: Any, wanted: Any, *, served: bool
-) -> None:
+def test_rows_serve_no_higher_ratio(make_engine, made, wanted, *, served):
     engine = make_engine()
     engine.precompute(CHUNKS)
     engine.generate(ask_apart(), recompute_ratio=made, max_new_tokens=3)
@@ -264,7 +247,7 @@ def test_rows_serve_no_higher_ratio(
         torch.testing.assert_close(out.logits, cold.logits, atol=TOLERANCE, rtol=1e-4)
 
 
-def test_repaired_rows_stay_behind_where_the_chunks_are_exact_now(make_engine: Make) -> None:
+def test_repaired_rows_stay_behind_where_the_chunks_are_exact_now(make_engine):
     engine = make_engine()
     engine.precompute(CHUNKS)
     chat = and_then(ask(), engine.generate(ask(), max_new_tokens=6))
@@ -275,9 +258,7 @@ def test_repaired_rows_stay_behind_where_the_chunks_are_exact_now(make_engine: M
     assert_full(engine, out)
 
 
-def test_rows_that_decoding_repaired_are_kept(
-    make_engine: Make, make_say: Any, left: list[Left]
-) -> None:
+def test_rows_that_decoding_repaired_are_kept(make_engine, make_say, left):
     engine = make_engine()
     engine.precompute(CHUNKS)
     make_say(engine, CHUNKS[2][20:90])
@@ -292,9 +273,7 @@ def test_rows_that_decoding_repaired_are_kept(
 
 
 @pytest.mark.parametrize("ratio", [0.2, 1.0, "nothing ingested"])
-def test_a_chat_goes_on_from_its_answers(
-    make_engine: Make, make_say: Any, left: list[Left], ratio: Any
-) -> None:
+def test_a_chat_goes_on_from_its_answers(make_engine, make_say, left, ratio):
     engine, chat = make_engine(), ask()
     make_say(engine, "It says that it is so.")
     if ratio != "nothing ingested":
@@ -317,24 +296,22 @@ def test_a_chat_goes_on_from_its_answers(
         assert left[-1].exact == len(left[-1].ids)
 
 
-def test_a_chat_chooses_among_its_new_chunks_alone(make_engine: Make) -> None:
+def test_a_chat_chooses_among_its_new_chunks_alone(make_engine):
     """Each turn's question chose among the chunks that it came with."""
     engine, (*known, late) = make_engine(), some_chunks(4)
     engine.precompute([*known, late])
     chat = ask(chunks=known)
     chat = and_then(chat, engine.generate(chat, max_new_tokens=6), f"{late}\n\nAnd this?")
     answer = engine.generate(chat, recompute_ratio=0.2, max_new_tokens=6)
-    *former, new = answer.report.chunks
-    assert [use.recomputed for use in former] == [0, 0, 0]
+    *known, new = answer.report.chunks
+    assert [use.recomputed for use in known] == [0, 0, 0]
     assert new.recomputed == round(0.2 * (new.reused + new.recomputed))
     again = engine.generate(and_then(chat, answer, "Why?"), max_new_tokens=6)
     assert again.report.tokens.recomputed == 0
 
 
 @pytest.mark.parametrize("method", PLACING)
-def test_reuse_does_not_decay_under_a_flood_of_questions(
-    make_engine: Make, auxiliary: str, method: str
-) -> None:
+def test_reuse_does_not_decay_under_a_flood_of_questions(make_engine, auxiliary, method):
     """After a hundred others, answers are as near to full attention's as the first ones."""
     settings: Any = {"method": method, "auxiliary_model": auxiliary}
     flooded, fresh = make_engine(layers=3), make_engine(layers=3)

@@ -1,10 +1,20 @@
-"""Numbers and texts as the page shows them."""
+"""Numbers and texts in words, for the terminal and for the page."""
 
 from __future__ import annotations
 
 from html import escape
 
-from ragkv.report import plural
+
+def count(number: int, thing: str) -> str:
+    """``1 token``, ``2,013 tokens``, ``2 entries``; the last word takes the plural."""
+    if number != 1:
+        thing = f"{thing[:-1]}ies" if thing.endswith("ry") else f"{thing}s"
+    return f"{number:,} {thing}"
+
+
+def unbroken_count(number: int, thing: str) -> str:
+    """Return :func:`count` on one line."""
+    return count(number, thing).replace(" ", "\u00a0")
 
 
 def safe(text: str) -> str:
@@ -31,11 +41,6 @@ def percent(share: float, digits: int = 2) -> str:
         return f"<{10**-digits:g}%"
     places = min(digits, 0 if value >= 9.95 or not value else 1 if value >= 0.995 else 2)
     return f"{value:.{places}f}%"
-
-
-def count(number: int, thing: str) -> str:
-    """``1 token``, ``2,013 tokens``, on one line."""
-    return plural.count(number, thing).replace(" ", "\u00a0")
 
 
 def head(text: str, length: int = 90) -> str:

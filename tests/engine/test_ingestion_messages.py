@@ -1,25 +1,22 @@
-"""What a long ingestion says while it runs, at its end, and where the disk fills midway."""
-
-from __future__ import annotations
+"""Messages of an ingestion: size, progress, end; disks that are too small or fill midway."""
 
 import errno
 import itertools
 import re
+import shutil
 import sys
-from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from tiny import UNEVEN, some_chunks
 
-from ragkv import RagKV, StoreConfig
+from ragkv import StoreConfig
 from ragkv.errors import StoreFullError
+from ragkv.ingest.size import IngestionSize
 from ragkv.report import ingestion_progress
 from ragkv.store.backends import files
 
-Make = Callable[..., RagKV]
 LINE = re.compile(r"ragkv: (\d+) of (\d+) chunks done, \d\d:\d\d left")
 CLOSING = re.compile(r"ragkv: (\d+) chunks? new, (\d+) known: [\d.]+ [KM]B in \d\d:\d\d\n\Z")
 
@@ -36,23 +33,19 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("at_once")
 @pytest.mark.parametrize("chunks", [some_chunks(6), UNEVEN, some_chunks(2)])
-def test_a_log_has_the_time_left_and_a_closing_line(
-    make_engine: Make, capsys: pytest.CaptureFixture[str], chunks: list[str]
-) -> None:
+def test_a_log_has_the_time_left_and_a_closing_line(make_engine, capsys, chunks):
     kv = make_engine()
     kv.precompute(chunks[:1])
     report = kv.precompute(chunks, show_progress=None)
     said = capsys.readouterr().err
     new = len(chunks) - 1
     assert LINE.findall(said) == [(str(at), str(new)) for at in range(1, new)]
-    assert CLOSING.search(said).groups() == (str(new), "1")  # type: ignore[union-attr]
+    assert CLOSING.search(said).groups() == (str(new), "1")
     assert report.new == new
 
 
 @pytest.mark.usefixtures("at_once")
-def test_the_time_left_is_that_of_whole_batches(
-    make_engine: Make, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_time_left_is_that_of_whole_batches(make_engine, capsys, monkeypatch):
     kv, chunks = make_engine(), some_chunks(6)
     longest = max(len(kv.tokenize(chunk)) for chunk in chunks)
     monkeypatch.setattr("ragkv.chunk.encode.BATCH_TOKENS_CPU", 2 * longest)
@@ -61,9 +54,7 @@ def test_the_time_left_is_that_of_whole_batches(
 
 
 @pytest.mark.usefixtures("at_once")
-def test_the_first_line_has_the_time_left(
-    make_engine: Make, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_first_line_has_the_time_left(make_engine, capsys):
     kv = make_engine()
     kv.precompute(some_chunks(1), show_progress=None)
     assert re.match(r"ragkv: encoding 1 chunk .*; time left: estimating\n", capsys.readouterr().err)
@@ -75,12 +66,13 @@ def test_the_first_line_has_the_time_left(
 
 
 @pytest.mark.usefixtures("at_once")
-def test_a_terminal_has_a_bar_and_no_lines(
-    make_engine: Make, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    make_engine().precompute(some_chunks(4), show_progress=None)
+@pytest.mark.parametrize("show", [True, None])
+def test_a_terminal_has_a_bar_and_no_lines(make_engine, monkeypatch, capsys, show):
+    if show is None:
+        monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    make_engine().precompute(some_chunks(4), show_progress=show)
     said = capsys.readouterr().err
+    assert said.startswith("ragkv: encoding 4 chunks")
     assert not LINE.findall(said)
     assert "4/4" in said
     assert CLOSING.search(said)
@@ -88,11 +80,10 @@ def test_a_terminal_has_a_bar_and_no_lines(
 
 @pytest.mark.usefixtures("at_once")
 @pytest.mark.parametrize("show", [True, False, None])
-def test_nothing_is_said_where_nothing_is_shown_or_new(
-    make_engine: Make, capsys: pytest.CaptureFixture[str], show: bool | None
-) -> None:
+def test_nothing_is_said_where_nothing_is_shown_or_new(make_engine, capsys, show):
     kv = make_engine()
     kv.precompute(some_chunks(2), show_progress=False)
+    assert not capsys.readouterr().err
     kv.precompute(some_chunks(2), show_progress=show)
     assert not capsys.readouterr().err
 
@@ -100,9 +91,7 @@ def test_nothing_is_said_where_nothing_is_shown_or_new(
 @pytest.mark.usefixtures("at_once")
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
 @pytest.mark.parametrize("after", [0, 2])
-def test_a_disk_that_fills_midway_says_the_mend(
-    make_engine: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, code: int, after: int
-) -> None:
+def test_a_disk_that_fills_midway_says_the_mend(make_engine, monkeypatch, tmp_path, code, after):
     kv = make_engine(store=StoreConfig(tmp_path, memory_bytes=0))
     kv.precompute(some_chunks(5)[4:])  # the store's own files are there
     write, count = files.write_temporary, 0
@@ -121,3 +110,43 @@ def test_a_disk_that_fills_midway_says_the_mend(
     monkeypatch.setattr(files, "write_temporary", write)
     report = kv.precompute(some_chunks(4))
     assert (report.new, report.existing) == (4 - after, after)
+
+
+# ---- the size
+
+
+class Usage(NamedTuple):
+    total: int
+    used: int
+    free: int
+
+
+@pytest.mark.parametrize("codec", ["raw", "int8", "int4"])
+def test_the_size_is_said_before_and_is_the_one_that_follows(make_engine, tmp_path, codec, capsys):
+    kv = make_engine(store=StoreConfig(tmp_path, codec=codec))
+    report = kv.precompute(some_chunks(4), show_progress=None)
+    line, closing = capsys.readouterr().err.splitlines()  # standard error is no terminal here
+    assert closing.startswith("ragkv: 4 chunks new, 0 known: ")
+    assert f"4 chunks of {report.tokens} tokens" in line
+    assert f"codec {codec}" in line
+    assert f"left in {tmp_path}" in line
+    assert ('codec="int8" takes' in line) == (codec == "raw")
+    size = IngestionSize(kv.loaded, codec, [report.tokens])
+    assert 0.6 * report.bytes < size.nbytes() <= report.bytes  # headers come on top
+    assert kv.precompute(some_chunks(4), show_progress=None).new == 0
+    assert not capsys.readouterr().err  # nothing is encoded
+
+
+def test_a_disk_that_cannot_hold_the_chunks_refuses_them_before(make_engine, tmp_path, monkeypatch):
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(1 << 40, 1 << 40, 100_000))
+    kv = make_engine(store=tmp_path / "raw")
+    with pytest.raises(StoreFullError, match=r'100 KB are left in .* StoreConfig\(codec="int8"\)'):
+        kv.precompute(some_chunks(4))
+    assert not any(kv.contains(chunk) for chunk in some_chunks(4))
+    assert make_engine(store=StoreConfig(tmp_path / "4", codec="int4")).precompute(some_chunks(4))
+    monkeypatch.setattr(shutil, "disk_usage", _unknown)
+    assert kv.precompute(some_chunks(1)).new == 1  # not known: it is tried
+
+
+def _unknown(_: object) -> None:
+    raise OSError("no such file system")

@@ -1,24 +1,20 @@
-"""What former prompts leave, how long, and for whom."""
-
-from __future__ import annotations
+"""Rows left by earlier prompts: which, how long, and for whom."""
 
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import former_prompts
+import earlier_prompts
 import hypothesis.strategies as st
 import pytest
 import torch
-from former_prompts import (
+from earlier_prompts import (
     CHUNKS,
-    Left,
-    Make,
     and_then,
     ask,
     assert_adds_up,
     assert_full,
-    is_former_behind,
+    is_earlier_behind,
     paths,
     taken,
 )
@@ -31,15 +27,13 @@ from ragkv.engine.planner import Planner
 from ragkv.history import history
 from ragkv.prompt.find import MIN_HEAD
 
-make_engine = former_prompts.make_engine
-left = former_prompts.left
+make_engine = earlier_prompts.make_engine
+left = earlier_prompts.left
 
 # ---- what is kept, and for whom
 
 
-def test_without_history_a_prompt_takes_and_leaves_nothing(
-    make_engine: Make, left: list[Left]
-) -> None:
+def test_without_history_a_prompt_takes_and_leaves_nothing(make_engine, left):
     engine = make_engine()
     engine.precompute(CHUNKS)
     cold = engine.generate(ask(), history=False, max_new_tokens=4)
@@ -53,7 +47,7 @@ def test_without_history_a_prompt_takes_and_leaves_nothing(
     assert len(left) == 1
 
 
-def test_changed_weights_and_other_namespaces(make_engine: Make) -> None:
+def test_changed_weights_and_other_namespaces(make_engine):
     engine = make_engine()
     engine.generate(ask(), max_new_tokens=3)
     with RagKV(engine.loaded, store=":memory:", namespace="other") as other:
@@ -78,7 +72,7 @@ DELETIONS: dict[str, Callable[[RagKV], object]] = {
 
 
 @pytest.mark.parametrize("what", DELETIONS)
-def test_what_is_deleted_is_in_no_former_prompt(make_engine: Make, what: str) -> None:
+def test_what_is_deleted_is_in_no_earlier_prompt(make_engine, what):
     """Neither in one that runs meanwhile, nor in one that is not settled yet."""
     engine, other = make_engine(), ask("And this?", [*CHUNKS[:0:-1], "Else."])
     engine.precompute(CHUNKS, document="manual")
@@ -93,7 +87,7 @@ def test_what_is_deleted_is_in_no_former_prompt(make_engine: Make, what: str) ->
     gone = [each for each in CHUNKS if not engine.contains(each)]
     for text in gone:
         assert not [path for path in paths(engine) if text[:MIN_HEAD] in path]
-        assert not is_former_behind(engine.prefill(ask(), on_miss="skip"), text)
+        assert not is_earlier_behind(engine.prefill(ask(), on_miss="skip"), text)
     if gone != CHUNKS:
         assert taken(engine.prefill(ask("Why?"), on_miss="skip")) > 100
     assert len(gone) == (0 if what.startswith("no ") else 3 if what == "a document" else 1)
@@ -104,8 +98,8 @@ def test_what_is_deleted_is_in_no_former_prompt(make_engine: Make, what: str) ->
     "made", ["{0}\n\nSo?", "{1}\n\nSo?", "x{0} So?", "See {0}", "({1})", "Read: {0}{0}"]
 )
 def test_a_deletion_cuts_the_paths_through_its_chunk_alone(
-    make_engine: Make, tmp_path: Any, made: str, *, by_other: bool
-) -> None:
+    make_engine, tmp_path, made, *, by_other
+):
     """However its first words were cut into tokens; also where it was truncated."""
     one, gone, more = CHUNKS[0], f"interminable {CHUNKS[1]}", CHUNKS[2]
     engine, deleter = (make_engine(store=StoreConfig(tmp_path)) for _ in range(2))
@@ -119,12 +113,12 @@ def test_a_deletion_cuts_the_paths_through_its_chunk_alone(
     assert kept.report.tokens.history_exact == before > 200
     assert not [path for path in paths(engine) if gone[:MIN_HEAD] in path]
     out = engine.prefill(through, on_miss="skip")
-    assert not is_former_behind(out, gone[:MIN_HEAD])
+    assert not is_earlier_behind(out, gone[:MIN_HEAD])
     assert out.report.tokens.history_exact > 100
     assert_full(engine, engine.prefill(through, recompute_ratio=1.0))
 
 
-def test_asking_and_deleting_in_any_order(make_engine: Make) -> None:
+def test_asking_and_deleting_in_any_order(make_engine):
     engine = make_engine()
 
     @settings(max_examples=6, deadline=None, phases=[Phase.generate], database=None)
@@ -144,9 +138,7 @@ def test_asking_and_deleting_in_any_order(make_engine: Make) -> None:
     check()
 
 
-def test_who_began_before_too_many_deletions_leaves_nothing(
-    make_engine: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_began_before_too_many_deletions_leaves_nothing(make_engine, monkeypatch):
     monkeypatch.setattr(history, "MOST_DROPPED", 2)
     engine = make_engine()
     for number in range(4):
@@ -160,13 +152,13 @@ def test_who_began_before_too_many_deletions_leaves_nothing(
 
 
 @pytest.mark.parametrize("budget", [0, 1000])
-def test_a_budget_too_small_for_a_prompt(make_engine: Make, budget: int) -> None:
+def test_a_budget_too_small_for_a_prompt(make_engine, budget):
     engine = make_engine(store=StoreConfig(":memory:", history_bytes=budget))
     for _ in range(2):
         assert taken(engine.generate(ask(), max_new_tokens=3)) == 0
 
 
-def test_a_cancelled_answer_leaves_what_was_computed(make_engine: Make) -> None:
+def test_a_cancelled_answer_leaves_what_was_computed(make_engine):
     engine = make_engine()
     engine.precompute(CHUNKS)
     engine.loaded.model.generation_config.eos_token_id = None
@@ -178,9 +170,7 @@ def test_a_cancelled_answer_leaves_what_was_computed(make_engine: Make) -> None:
     assert_full(engine, out)
 
 
-def test_rows_are_evicted_while_a_request_runs(
-    make_engine: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_are_evicted_while_a_request_runs(make_engine, monkeypatch):
     engine = make_engine()
     engine.precompute(CHUNKS)
     chat = and_then(ask(), engine.generate(ask(), max_new_tokens=6))
@@ -209,7 +199,7 @@ def long_model() -> Iterator[RagKV]:
         yield engine
 
 
-def test_nothing_is_taken_across_the_position_limit(long_model: RagKV) -> None:
+def test_nothing_is_taken_across_the_position_limit(long_model):
     """At 256 positions the rotary table changes, for all rows of a prompt."""
     ids = tiny_tokenizer()(" ".join(some_chunks(6)))["input_ids"]
     seen = []
@@ -221,7 +211,7 @@ def test_nothing_is_taken_across_the_position_limit(long_model: RagKV) -> None:
     assert [count > 100 for count in seen] == [False, True, True, False, True, True]
 
 
-def test_many_chats_at_once_get_what_each_gets_alone(make_engine: Make) -> None:
+def test_many_chats_at_once_get_what_each_gets_alone(make_engine):
     """At a ratio of 1; below it the order of the questions counts."""
     engine, found = make_engine(), list[tuple[int, list[int], list[int]]]()
     engine.precompute(CHUNKS)

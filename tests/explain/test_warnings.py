@@ -1,7 +1,5 @@
 """A chat's report says which earlier answers were recomputed, and why."""
 
-from __future__ import annotations
-
 import pytest
 from tiny import some_chunks
 

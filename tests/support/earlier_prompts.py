@@ -1,7 +1,5 @@
 """Chats that ask again, what they leave, and how their rows compare with a full prefill."""
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -73,8 +71,8 @@ def sources(answer: Any) -> list[str]:
     return [use.source for use in answer.report.chunks]
 
 
-def is_former_behind(answer: Any, text: str) -> bool:
-    """Whether any row from a text's first token on is a former prompt's."""
+def is_earlier_behind(answer: Any, text: str) -> bool:
+    """Whether any row from a text's first token on is an earlier prompt's."""
     report = answer.report
     behind = report.trace.offsets[:, 1] > report.trace.text.index(text)
     origin = np.frombuffer(report.positions, np.uint8)
