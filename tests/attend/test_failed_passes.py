@@ -79,7 +79,7 @@ def test_a_buffer_that_cannot_grow_stays_as_it_is(make_engine, monkeypatch, fail
     capacity, calls = before[0].shape[2], list[int]()
     pad = functional.pad
 
-    def scarce(*given: Any) -> torch.Tensor:
+    def scarce(*given):
         calls.append(1)
         if len(calls) == fails_at:
             raise torch.OutOfMemoryError("CUDA out of memory")
@@ -103,7 +103,7 @@ def test_a_buffer_that_cannot_grow_stays_as_it_is(make_engine, monkeypatch, fail
 def test_layers_keep_their_forward_where_weights_cannot_be_looked_at(monkeypatch, name):
     model = tiny_model()
 
-    def fail(_: object) -> None:
+    def fail(_):
         raise MemoryError
 
     with monkeypatch.context() as patch:

@@ -64,10 +64,10 @@ def test_no_more_rows_are_computed_together(make_engine, monkeypatch):
     seen, hooks = widths(kv)
     beside: list[int] = []
 
-    def call(_: object) -> None:
+    def call(_):
         kv.loaded.model(input_ids=torch.arange(40)[None])
 
-    def interrupt(*_: object) -> None:
+    def interrupt(*_):
         hooks.pop().remove()
         before = len(seen)
         each_in_a_thread(call, [0])
@@ -90,7 +90,7 @@ def test_choices_of_a_router_are_not_split(make_engine, monkeypatch):
     layer: Any = backbone_of(kv.loaded.model).layers[0]
     own, taken = type(layer.mlp).forward, list[int]()
 
-    def routed(self: nn.Module, rows: torch.Tensor) -> Any:
+    def routed(self, rows):
         if self is not layer.mlp:
             return own(self, rows)
         taken.append(rows.shape[1])

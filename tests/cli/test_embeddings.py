@@ -92,7 +92,7 @@ def test_ask_keeps_them(asked, kept, tmp_path):
     given = ["--path", str(text), "--model", saved(tmp_path / "tiny"), "--chunk-tokens", "60"]
     given += ["--store", str(tmp_path / "store"), "--max-new-tokens", "1"]
 
-    def ask(*options: str) -> None:
+    def ask(*options):
         done = CliRunner().invoke(app, ["ask", "Where?", *given, *options])
         assert done.exit_code == 0, done.output
 

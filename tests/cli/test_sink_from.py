@@ -60,7 +60,7 @@ def test_the_server_s_chunks_are_behind_it(model, system, tmp_path, monkeypatch)
     keys.write_text("alpha=sk-a\nbeta=sk-b\n", encoding="utf-8")
     reports = []
 
-    def answer(settings, engines) -> None:
+    def answer(settings, engines):
         with TestClient(make_app(settings, engines)) as client:
             for key in ("sk-a", "sk-b"):
                 client.headers = {"Authorization": f"Bearer {key}"}

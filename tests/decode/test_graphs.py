@@ -57,7 +57,7 @@ def test_every_family_draws_the_same_tokens(make_engine, monkeypatch, caplog, fa
 
 @pytest.mark.parametrize("family", sorted(FAMILIES.keys() - EAGER.keys()))
 def test_the_same_tokens_are_recomputed(make_engine, monkeypatch, family):
-    def prefilled(kv: RagKV):
+    def prefilled(kv):
         kv.precompute(CHUNKS)
         return [kv.prefill(ask(CHUNKS, f"\n\n{n} What?"), recompute_ratio=0.2) for n in range(4)]
 

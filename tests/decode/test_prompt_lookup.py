@@ -171,12 +171,12 @@ def test_drafts_do_not_change_what_sampling_draws(seeded):
     warpers = LogitsProcessorList([TemperatureLogitsWarper(temperature), TopKLogitsWarper(top_k)])
 
     @cache
-    def chances_after(ids: tuple[int, ...]) -> dict[int, float]:
+    def chances_after(ids):
         scores = warpers(torch.tensor([ids]), table.after(list(ids))[None].clone())
         share = torch.softmax(scores[0].double(), -1)
         return {int(token): float(share[token]) for token in share.topk(top_k).indices}
 
-    def chances(ids: list[int]) -> dict[int, float]:
+    def chances(ids):
         return chances_after(tuple(ids))
 
     expected: dict[tuple[int, ...], float] = {}

@@ -77,7 +77,7 @@ def test_a_stop_text_that_begins_in_the_prompt_does_not_end_the_answer(make_engi
 
 
 def test_stop_texts_cost_nothing_before_the_first_token(make_engine, monkeypatch):
-    def costly(*_: object, **__: object) -> None:
+    def costly(*_, **__):
         raise AssertionError("built over the whole vocabulary at every call")
 
     monkeypatch.setattr(transformers.generation.utils, "StopStringCriteria", costly)
@@ -92,7 +92,7 @@ def test_little_is_decoded_for_a_stop_text_in_a_long_answer(make_engine, monkeyp
     ends = StopTexts(engine.tokenizer, ("\nQ",))
     decode = type(engine.tokenizer).decode
 
-    def counting(self: object, ids: list[int], **settings: object) -> object:
+    def counting(self, ids, **settings):
         lengths.append(len(ids))
         return decode(self, ids, **settings)
 

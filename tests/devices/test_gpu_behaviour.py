@@ -75,9 +75,7 @@ def test_weights_that_cannot_be_read_are_served_in_full():
         """As torchao's: not bytes of its own."""
 
         @classmethod
-        def __torch_function__(
-            cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
-        ) -> Any:
+        def __torch_function__(cls, func, types, args=(), kwargs=None):
             if func is torch.Tensor.view:
                 raise NotImplementedError("view")
             return super().__torch_function__(func, types, args, kwargs or {})
@@ -103,7 +101,7 @@ def test_repairing_steps_compute_experts_as_a_prefill_does(make_engine, monkeypa
     expected = engine.generate(PROMPT, max_new_tokens=40, recompute_ratio=0.1)
 
     @contextmanager
-    def as_on_a_gpu(self: PreTrainedModel) -> Iterator[None]:
+    def as_on_a_gpu(self):
         self.set_experts_implementation("batched_mm")
         yield
         self.set_experts_implementation("grouped_mm")
@@ -111,7 +109,7 @@ def test_repairing_steps_compute_experts_as_a_prefill_does(make_engine, monkeypa
     monkeypatch.setattr(type(model), "_optimize_model_for_decode", as_on_a_gpu)
     seen: set[tuple[str, bool]] = set()
 
-    def look(module: Any, given: tuple[torch.Tensor, ...]) -> None:
+    def look(module, given):
         seen.add((module.config._experts_implementation, len(given[0]) > 1))
 
     experts = model.model.layers[0].mlp.experts
@@ -129,7 +127,7 @@ def test_the_device_tier_makes_room_for_a_request(make_engine, monkeypatch):
     room, asked = Workspace.uninitialised, []
     monkeypatch.setattr(engine._store, "make_room", lambda: asked.append(1) or len(asked) == 1)
 
-    def full(*given: Any) -> Any:
+    def full(*given):
         if not asked:
             raise torch.OutOfMemoryError("none left")
         return room(*given)
@@ -140,7 +138,7 @@ def test_the_device_tier_makes_room_for_a_request(make_engine, monkeypatch):
     assert found.report.tokens.reused
     assert asked == [1]
 
-    def never(*_: Any) -> Any:
+    def never(*_):
         raise torch.OutOfMemoryError("none left")
 
     monkeypatch.setattr(Workspace, "uninitialised", never)
@@ -204,7 +202,7 @@ def test_prompts_that_do_not_fit_together(scarce_gpu, *, waits):
         engine._requests.configure(kv_bytes=1 << 40)
     found: dict[int, Any] = {}
 
-    def work(at: int) -> None:
+    def work(at):
         try:
             found[at] = engine.generate(LONG[at], **settings)
         except OutOfMemoryError as error:

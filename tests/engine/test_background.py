@@ -1,7 +1,6 @@
 """What an engine remembers of the chunks that were named."""
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -11,8 +10,6 @@ from tiny import some_chunks
 
 from ragkv import RagKV, ReuseConfig
 from ragkv.chunk.encode import encode_chunks
-from ragkv.chunk.kv import ChunkKV
-from ragkv.prompt.tokens import Tokens
 from ragkv.retrieve.named import MOST_MISSING
 
 Make = Callable[..., RagKV]
@@ -34,7 +31,7 @@ def test_the_last_named_are_remembered(make_engine):
     engine = make_engine()
     first, *others = [f"A text that no prompt has, number {i}." for i in range(MOST_MISSING + 20)]
 
-    def name(texts: list[str]) -> None:
+    def name(texts):
         engine.prefetch(texts)
 
     engine.prefetch([first])
@@ -51,7 +48,7 @@ def test_what_fails_there_is_said(make_engine, monkeypatch, caplog):
     engine, chunks = make_engine(), some_chunks(3)
     engine.precompute(chunks[:2])
 
-    def fail(*_: object, **__: object) -> None:
+    def fail(*_, **__):
         raise RuntimeError("no memory left")
 
     engine.prefetch(chunks)
@@ -84,14 +81,14 @@ def test_a_missed_chunk_that_the_prompt_computed_is_not_computed_again(
     sink = engine._reuse.corpus.sinks.configured(engine.reuse)
     passes = list[list[str]]()
 
-    def counted(chunks: Sequence[tuple[str, Tokens]], *given: Any) -> Iterator[list[ChunkKV]]:
+    def counted(chunks, *given):
         passes.append([text for text, _ in chunks])
         return encode_chunks(chunks, *given)
 
     monkeypatch.setattr("ragkv.ingest.encode.encode_chunks", counted)
     ran = 0
 
-    def note(*_: object) -> None:
+    def note(*_):
         nonlocal ran
         ran += 1
 

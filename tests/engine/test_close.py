@@ -30,13 +30,13 @@ def test_close_waits_for_the_answers_that_are_under_way(kept, tmp_path):
     begun, turn = threading.Event(), engine.turn()
     prepare = engine._pipeline._planner.plan
 
-    def preparing(*args: object, **more: object) -> object:
+    def preparing(*args, **more):
         begun.set()
         return prepare(*args, **more)
 
     engine._pipeline._planner.plan = preparing
 
-    def ask() -> None:
+    def ask():
         try:
             found.append(engine.generate(PROMPT, **settings).token_ids)
         except RagKVError as error:
@@ -95,7 +95,7 @@ def test_a_refused_call_does_not_keep_an_engine_open(monkeypatch):
     with pytest.raises(RagKVError):
         list(engine.stream(""))
 
-    def full(_: CompletionStream, *__: object, **___: object) -> None:
+    def full(_, *__, **___):
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(CompletionStream, "__init__", full)

@@ -75,7 +75,7 @@ def test_what_is_called_exact_is_a_full_prefills(make_engine, auxiliary, left, f
         database=None,
     )
     @given(steps=STEPS)
-    def check(steps: list[tuple[tuple[str, Any], list[int], str]]) -> None:
+    def check(steps):
         engine._reuse.history.clear()
         chat, answer = Chat(), None
         for (method, ratio), chunks, question in steps:

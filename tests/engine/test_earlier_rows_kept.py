@@ -2,7 +2,6 @@
 
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import earlier_prompts
 import hypothesis.strategies as st
@@ -123,7 +122,7 @@ def test_asking_and_deleting_in_any_order(make_engine):
 
     @settings(max_examples=6, deadline=None, phases=[Phase.generate], database=None)
     @given(st.lists(st.tuples(st.sampled_from("aad"), st.permutations(range(3))), min_size=4))
-    def check(steps: list[tuple[str, list[int]]]) -> None:
+    def check(steps):
         engine.precompute(CHUNKS)
         for what, (first, second, _) in steps[:8]:
             if what == "a":
@@ -177,7 +176,7 @@ def test_rows_are_evicted_while_a_request_runs(make_engine, monkeypatch):
     expected = engine.prefill(chat)
     tree, plan = engine._reuse.history._tree, Planner.plan
 
-    def cleared(*given: Any) -> Any:
+    def cleared(*given):
         tree.clear()
         return plan(*given)
 
@@ -217,7 +216,7 @@ def test_many_chats_at_once_get_what_each_gets_alone(make_engine):
     engine.precompute(CHUNKS)
     engine.loaded.model.generation_config.eos_token_id = None
 
-    def talk(number: int) -> None:
+    def talk(number):
         chat = ask(f"Question {number}?")
         for turn in range(3):
             ratio = 1.0 if number < 3 else 0.2

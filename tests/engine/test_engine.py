@@ -18,8 +18,7 @@ from ragkv.errors import (
     UnknownMethodError,
     UnsupportedModelError,
 )
-from ragkv.select import Grouping, Method, Scene
-from ragkv.select.method import FloatArray
+from ragkv.select import Grouping, Method
 
 # ---- ingestion
 
@@ -130,7 +129,7 @@ def test_a_stream_closed_early_ends_the_generation(make_engine):
 def test_sampling_follows_its_seed(make_engine):
     engine = make_engine()
 
-    def drawn(seed: int) -> list[int]:
+    def drawn(seed):
         settings = {"temperature": 1.5, "top_p": 0.95, "max_new_tokens": 12}
         return engine.generate("Words", seed=seed, **settings).token_ids
 
@@ -193,7 +192,7 @@ def test_auto_says_what_it_chose(make_engine, monkeypatch):
 
 
 def test_a_method_made_of_pieces(make_engine):
-    def backwards(scene: Scene) -> FloatArray:
+    def backwards(scene):
         return np.arange(len(scene.layout.cached), dtype=np.float32)
 
     engine = make_engine()

@@ -85,7 +85,7 @@ def test_a_block_ends_within_a_layer(make_engine, over):
     kv = make_engine(reuse=ReuseConfig())
     pause, stops = Pause(kv, "ragkv-idle"), kv._reuse.healing._idle._closed
 
-    def go_on() -> None:
+    def go_on():
         stops.wait(30)
         pause.go.set()
 

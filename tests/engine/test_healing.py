@@ -48,7 +48,7 @@ def test_a_run_that_is_asked_for_again_is_exact(make_engine, monkeypatch, family
 
 
 def test_a_prefetched_run_is_that_of_the_prompts_before(make_engine):
-    def prompt(chunks: list[str]) -> list[dict[str, str]]:
+    def prompt(chunks):
         return [{"role": "user", "content": "---\n" + "\n---\n".join(chunks) + "\n---\nWhy?"}]
 
     engine = runs.ingested(make_engine())
@@ -81,7 +81,7 @@ def test_versions_have_the_tokenizer_s_own_tokens(make_engine, usual):
 def test_hotter_runs_are_first(make_engine, monkeypatch):
     order, heal = list[list[str]](), Healing._heal
 
-    def noted(each: Healing, run: Any) -> None:
+    def noted(each, run):
         order.append([chunk.text for chunk in run.chunks])
         heal(each, run)
 
@@ -103,7 +103,7 @@ def test_each_finished_chunk_is_there_at_once(make_engine, monkeypatch):
     run, numbers = IdleWork.run, itertools.count(1)
     reached, go = threading.Event(), threading.Event()
 
-    def stopped(*given: Any) -> Any:
+    def stopped(*given):
         if next(numbers) == 3:
             reached.set()
             assert go.wait(30)

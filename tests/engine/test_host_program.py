@@ -3,7 +3,6 @@
 import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import pytest
 import torch
@@ -14,7 +13,6 @@ from ragkv.config import MEMORY
 from ragkv.errors import ConfigError
 from ragkv.ingest import encode
 from ragkv.model.fingerprint import fingerprint_of
-from ragkv.report.account import PrecomputeReport
 from ragkv.select import method_names
 
 CHUNKS = some_chunks(3)
@@ -153,7 +151,7 @@ def test_weights_that_change_while_chunks_are_encoded_behind_an_answer(
     engine = make_engine()
     encode_now = encode.encode
 
-    def changed(*given: Any, **more: Any) -> PrecomputeReport:
+    def changed(*given, **more):
         change(engine.loaded.model)
         return encode_now(*given, **more)
 

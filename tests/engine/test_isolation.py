@@ -73,7 +73,7 @@ def test_the_callers_autocast_has_no_part_in_the_check():
 
 
 def test_want_of_memory_is_no_verdict_on_a_model(monkeypatch):
-    def fails(*_: object) -> None:
+    def fails(*_):
         raise torch.OutOfMemoryError("for now")
 
     monkeypatch.setattr(check, "check_model", fails)
@@ -112,7 +112,7 @@ def test_a_step_that_fails_leaves_the_model_as_it_was(make_engine):
     model: Any = engine.loaded.model
     calls = itertools.count()
 
-    def fails(*_: object) -> None:
+    def fails(*_):
         if next(calls) > 5:
             raise RuntimeError("in layer 2")
 

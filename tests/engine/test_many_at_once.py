@@ -156,7 +156,7 @@ def test_steps_run_while_chunks_are_encoded(make_engine, monkeypatch):
     new, batch, within_step = some_chunks(12)[4:], batch_of(kv.loaded), list[bool]()
     let_pass = RequestQueue.let_pass
 
-    def noted(queue: RequestQueue) -> float:
+    def noted(queue):
         within_step.append(batch.computes_steps)
         return let_pass(queue)
 
@@ -182,7 +182,7 @@ def test_no_pass_has_rows_on_both_sides_of_the_position_limit(monkeypatch):
         alone = [kv.generate(prompt, max_new_tokens=60).token_ids for prompt in prompts]
         found: dict[int, list[int]] = {}
 
-        def work(at: int) -> None:
+        def work(at):
             found[at] = kv.generate(prompts[at], max_new_tokens=60).token_ids
 
         with recorded_passes(monkeypatch) as passes:
@@ -202,7 +202,7 @@ def test_a_failing_answer_leaves_the_others_alone(make_engine, monkeypatch):
     compute, found, errors = module.joint_forward, {}, []
     bad = len(kv.prefill(PROMPTS[1]).token_ids) + 5
 
-    def failing(loaded: Any, subsets: Sequence[SubsetPass]) -> list[torch.Tensor]:
+    def failing(loaded, subsets):
         logits = compute(loaded, subsets)
         if any(len(one.ids) == bad and one.ids[bad - 1] == alone[1][4] for one in subsets):
             raise ZeroDivisionError
@@ -210,7 +210,7 @@ def test_a_failing_answer_leaves_the_others_alone(make_engine, monkeypatch):
 
     monkeypatch.setattr(module, "joint_forward", failing)
 
-    def work(at: int) -> None:
+    def work(at):
         try:
             found[at] = kv.generate(PROMPTS[at], **settings).token_ids
         except ZeroDivisionError:
@@ -233,7 +233,7 @@ def test_steps_that_do_not_fit_together_are_computed_in_parts(make_engine, monke
     alone = [kv.generate(prompt, **settings) for prompt in PROMPTS]
     compute, counts = module.joint_forward, list[int]()
 
-    def scarce(loaded: Any, subsets: Sequence[SubsetPass]) -> list[torch.Tensor]:
+    def scarce(loaded, subsets):
         counts.append(len(subsets))
         fits = len(subsets) <= most
         logits = compute(loaded, subsets) if fits or when == "after" else []
@@ -259,7 +259,7 @@ def test_a_step_that_does_not_fit_beside_a_prompt_waits_for_its_end(
     expected = kv.prefill(PROMPTS[3]).logits
     compute, refused = module.joint_forward, list[int]()
 
-    def scarce(loaded: Any, subsets: Sequence[SubsetPass]) -> list[torch.Tensor]:
+    def scarce(loaded, subsets):
         if runs_pass():
             refused.append(len(subsets))
             raise torch.OutOfMemoryError("CUDA out of memory")
@@ -283,7 +283,7 @@ def test_an_interrupted_leader_leaves_the_others_alone(make_engine, monkeypatch)
     alone = [kv.generate(prompt, **settings).token_ids for prompt in PROMPTS]
     compute, found, interrupted = module.joint_forward, {}, []
 
-    def interrupt(loaded: Any, subsets: Sequence[SubsetPass]) -> list[torch.Tensor]:
+    def interrupt(loaded, subsets):
         logits = compute(loaded, subsets)
         if len(subsets) == 4 and not interrupted:
             interrupted.append(threading.get_ident())
@@ -292,7 +292,7 @@ def test_an_interrupted_leader_leaves_the_others_alone(make_engine, monkeypatch)
 
     monkeypatch.setattr(module, "joint_forward", interrupt)
 
-    def work(at: int) -> None:
+    def work(at):
         try:
             found[at] = kv.generate(PROMPTS[at], **settings).token_ids
         except KeyboardInterrupt:
@@ -347,7 +347,7 @@ def test_frameworks_batch_without_a_new_argument(make_engine, monkeypatch):
     alone = [chat.invoke(each).content for each in messages]
     plain = [llm.complete(text).text for text in texts]
 
-    async def gathered() -> list[str]:
+    async def gathered():
         return [each.text for each in await asyncio.gather(*map(llm.acomplete, texts))]
 
     ways = {

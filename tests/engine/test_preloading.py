@@ -76,13 +76,13 @@ def test_a_reader_who_leaves_stops_the_reading(fresh, monkeypatch):
     begun, stopped = threading.Event(), threading.Event()
     kv.contains(CHUNKS[0])
 
-    def slowly(entry: LazyKV, index: int, *, decoded: bool = True) -> None:
+    def slowly(entry, index, *, decoded=True):
         begun.set()
         assert stopped.wait(30)
         load(entry, index, decoded=decoded)
         read.append(index)
 
-    def stopping(each: ReadAhead) -> None:
+    def stopping(each):
         each._stopped = True
         if begun.is_set():
             stopped.set()

@@ -142,7 +142,7 @@ def test_a_cancelled_request_leaves_the_queue(requests, where):
     else:
         held, done = threading.Event(), threading.Event()
 
-        def hold() -> None:
+        def hold():
             with made.requests.lock:
                 held.set()
                 done.wait(20)
@@ -151,7 +151,7 @@ def test_a_cancelled_request_leaves_the_queue(requests, where):
         assert held.wait(5)
     cancelled = threading.Event()
 
-    def waits() -> None:
+    def waits():
         try:
             with made.requests.turn(made._loaded, cancelled=cancelled.is_set):
                 found.append("began")
@@ -199,7 +199,7 @@ def test_engines_over_one_model_share_the_queue(make_engine):
 def test_idle_work_begins_a_moment_after_the_last_request(make_engine):
     loaded, queue, begun = make_engine().loaded, RequestQueue(ModelLock()), list[float]()
 
-    def work() -> None:
+    def work():
         with queue.turn(loaded, give_way=lambda: None, cancelled=lambda: False):
             begun.append(time.perf_counter())
 

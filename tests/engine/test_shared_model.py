@@ -167,7 +167,7 @@ def test_an_ordinary_call_is_the_same_beside_a_pass(family, attention, first, la
     seen[0, :30] = 0  # padded on the left
 
     @torch.no_grad()
-    def logits() -> torch.Tensor:
+    def logits():
         """In two calls, the second over a cache."""
         one = model(input_ids=ids[:, :40], attention_mask=seen[:, :40], use_cache=True)
         two = model(
@@ -179,7 +179,7 @@ def test_an_ordinary_call_is_the_same_beside_a_pass(family, attention, first, la
     found = []
 
     @torch.no_grad()
-    def beside() -> None:
+    def beside():
         one = model(input_ids=ids[:, :40], attention_mask=seen[:, :40], use_cache=True)
         with switched_at(model, first, last):
             two = model(
@@ -216,7 +216,7 @@ def test_seeded_answers_are_the_same_beside_others():
     alone = [engine.generate(PROMPTS[0], seed=7, **settings).token_ids for engine in engines]
     wrong: list[int] = []
 
-    def draw(which: int) -> None:
+    def draw(which):
         for _ in range(3):
             seed = {"seed": 7} if which < 2 else {}  # others draw without one
             found = engines[which % 2].generate(PROMPTS[0], **seed, **settings).token_ids
@@ -237,7 +237,7 @@ def test_models_that_share_a_configuration_draw_their_own_answers():
     alone = [kv.generate("Read this.", max_new_tokens=12, ignore_eos=True) for kv in engines]
     start = threading.Barrier(2)
 
-    def answer(kv: RagKV) -> list[int]:
+    def answer(kv):
         start.wait()
         return kv.generate("Read this.", max_new_tokens=12, ignore_eos=True).token_ids
 

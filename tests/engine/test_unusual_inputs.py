@@ -163,7 +163,7 @@ def test_a_profile_is_compared_with_the_model_as_it_is(make_engine, monkeypatch)
     closed: list[object] = []
     close = TieredStore.close
 
-    def noted(store: TieredStore) -> None:
+    def noted(store):
         closed.append(store)
         close(store)
 
@@ -192,7 +192,7 @@ def test_pieces_are_the_text_behind_many_special_tokens():
     class Shortening(type(tokenizer)):
         """Writes no space before its first word, as SentencePiece's decoders do."""
 
-        def decode(self, *given: Any, **more: Any) -> str:
+        def decode(self, *given, **more):
             return str(super().decode(*given, **more)).removeprefix(" ")
 
     shortening = Shortening(tokenizer_object=tokenizer.backend_tokenizer)

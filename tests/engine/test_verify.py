@@ -8,7 +8,7 @@ from transformers import AutoModelForCausalLM, CohereConfig, Olmo2Config, OPTCon
 from ragkv import RagKV
 from ragkv.engine.check.verify import check_model
 from ragkv.errors import UnsupportedModelError
-from ragkv.model.rotary import RopeKind, RotaryTables, Table
+from ragkv.model.rotary import RotaryTables
 
 
 def failing(engine: RagKV) -> set[str]:
@@ -26,7 +26,7 @@ def test_a_wrong_rotary_table_is_found_out(make_engine, monkeypatch):
     engine = make_engine()
     right = RotaryTables.at
 
-    def shifted(self: RotaryTables, kind: RopeKind, positions: torch.Tensor) -> Table:
+    def shifted(self, kind, positions):
         return right(self, kind, positions * 2)
 
     monkeypatch.setattr(RotaryTables, "at", shifted)

@@ -3,7 +3,6 @@
 import itertools
 import math
 import secrets
-from collections.abc import Iterable, Iterator
 
 import healed_runs as runs
 import numpy as np
@@ -20,7 +19,6 @@ from ragkv import StoreConfig
 from ragkv.model.calls import cache_argument
 from ragkv.select import Scene
 from ragkv.splice.layout import Origin
-from ragkv.store.backends.backend import Blob
 from ragkv.store.stored_versions import StoredVersions
 
 make_engine = runs.make_engine
@@ -297,7 +295,7 @@ def test_each_value_that_is_written_is_read_by_another_engine(
     backend = reader._store.backend
     get, get_many = backend.get, backend.get_many
 
-    def noted(keys: Iterable[str]) -> Iterator[Blob | None]:
+    def noted(keys):
         names = list(keys)
         read.update(names)
         return get_many(names)

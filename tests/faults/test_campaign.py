@@ -12,7 +12,6 @@ from campaign.stress import run_stress
 from children import needs_children
 from store_entries import without_syncs  # noqa: F401
 
-from ragkv import RagKV
 from ragkv.config import StoreConfig
 from ragkv.errors import StoreError
 
@@ -36,7 +35,7 @@ def test_a_timeout_before_the_harm_is_no_wrong_answer(harm, tmp_path, monkeypatc
     """A busy machine can answer a store's first calls later than the far replica waits."""
     timeouts, own = iter([1, 1]), replicas.engine
 
-    def engine(config: StoreConfig) -> RagKV:
+    def engine(config):
         if replicas.redis.TIMEOUT_S == replicas._PATIENCE_S and next(timeouts, None):
             raise StoreError("timed out")
         return own(config)

@@ -69,7 +69,7 @@ def test_a_prompt_and_its_answer(make_engine, counted_buffers, settings, points,
     kv = endless(make_engine(device=DEVICE, layers=2))
     kv.precompute(CHUNKS)
 
-    def way() -> list[int]:
+    def way():
         return kv.generate(PROMPT, max_new_tokens=6, logprobs=2, **settings).token_ids
 
     ended, failed = fail_at_each(kv, way, counted_buffers, points=points, lasts=lasts)
@@ -82,12 +82,12 @@ def test_a_prompt_and_its_answer(make_engine, counted_buffers, settings, points,
 def test_encoding(make_engine, counted_buffers, points, *, lasts):
     kv = make_engine(device=DEVICE, layers=2)
 
-    def forget() -> None:
+    def forget():
         kv._reuse.corpus.sinks._kept.clear()
         for chunk in CHUNKS:
             kv.forget(chunk)
 
-    def way() -> object:
+    def way():
         report = kv.precompute(CHUNKS)
         return report.new, [kv.contains(chunk) for chunk in CHUNKS]
 
@@ -103,12 +103,12 @@ def test_keeping_rows_and_continuing_them(make_engine, counted_buffers, points, 
     kv.precompute(CHUNKS)
     tree = kv._reuse.history._tree
 
-    def way() -> list[list[int]]:
+    def way():
         first = kv.generate(PROMPT, max_new_tokens=4)
         more = [*PROMPT, {"role": "assistant", "content": first.text}, *ask([], "Why?")]
         return [first.token_ids, kv.generate(more, max_new_tokens=4).token_ids]
 
-    def clear() -> None:
+    def clear():
         assert tree.nbytes == sum(
             each.nbytes for root in tree._roots.values() for each in below(root)
         )
@@ -134,10 +134,10 @@ def test_healing(make_engine, counted_buffers, points):
     kv.precompute(CHUNKS)
     reuse = kv._reuse
 
-    def heal() -> None:
+    def heal():
         kv.prefetch(CHUNKS)
 
-    def clear() -> None:
+    def clear():
         reuse.history.clear()
         reuse.healing.drop()
         reuse.versions.kept.drop_unknown(lambda _: False)
@@ -169,13 +169,13 @@ def test_several_at_once(make_engine, counted_buffers, monkeypatch, points, *, l
     settings = [{"method": "full"}, {"recompute_ratio": 0.3}, {"recompute_ratio": 1}]
     prompts = [ask(CHUNKS[at % 2 :], f"\n\nQuestion {at}?") for at in range(3)]
 
-    def answer(at: int) -> list[int]:
+    def answer(at):
         return kv.generate(prompts[at], max_new_tokens=8, **settings[at]).token_ids
 
-    def ask_all(scarce: ScarceMemory) -> list[Any]:
+    def ask_all(scarce):
         found: dict[int, Any] = {}
 
-        def work(at: int) -> None:
+        def work(at):
             with scarce.in_this_thread():
                 found[at] = outcome(lambda: answer(at))
 

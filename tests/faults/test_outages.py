@@ -24,7 +24,7 @@ def test_a_wait_in_vain_spares_others_as_long_a_wait(monkeypatch):
     monkeypatch.setattr(backend.time, "monotonic", lambda: now)
     outage = Outage()
 
-    def call(seconds: float, error: type[Exception] | None = None) -> None:
+    def call(seconds, error=None):
         nonlocal now
         with outage.noted():
             now += seconds

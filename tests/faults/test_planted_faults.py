@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -123,7 +122,7 @@ def test_a_bad_file_that_was_replaced_meanwhile_is_spared(tmp_path, monkeypatch)
     flip(file_of(writer, "a"), -1)
     drop = reader.refuse
 
-    def late(*arguments: Any) -> None:
+    def late(*arguments):
         writer.put(make_entry("a"), FINGERPRINT)
         drop(*arguments)
 
@@ -135,7 +134,7 @@ def test_a_bad_file_that_was_replaced_meanwhile_is_spared(tmp_path, monkeypatch)
 def test_a_file_that_cannot_be_opened_now_is_kept(store, monkeypatch):
     store.put(make_entry("a"), FINGERPRINT)
 
-    def fail(*_: object, **__: object) -> None:
+    def fail(*_, **__):
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
     with monkeypatch.context() as patch:
@@ -340,7 +339,7 @@ def test_a_database_that_is_never_free(held, tmp_path, monkeypatch):
 def test_opening_waits_for_a_writer(tmp_path):
     with closing(Index(tmp_path / "index")) as index, ThreadPoolExecutor(1) as pool:
 
-        def write() -> None:
+        def write():
             with index.transaction() as rows:
                 rows.set("key", b"value")
 

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
-from types import FrameType
 
 import pytest
 from disk_store import DiskStore, tiered
@@ -28,7 +27,7 @@ from ragkv.store.operate import copy_store
 from ragkv.store.tiered import TieredStore
 from ragkv.store.tiers.eviction import Eviction
 from ragkv.store.tiers.tier import MemoryTier
-from ragkv.store.types import Changes, Terms
+from ragkv.store.types import Terms
 
 SUPPORT = Path(__file__).parents[1] / "support"
 
@@ -67,7 +66,7 @@ def test_a_finder_learns_of_a_deletion_after_a_fault(make_engine, monkeypatch, c
     engine.prefill(prompt)
     engine.forget(chunks[0])
 
-    def away(_: int) -> Changes:
+    def away(_):
         raise StoreError("timeout")
 
     with monkeypatch.context() as patch:
@@ -98,7 +97,7 @@ def test_what_is_put_beside_a_collection_stays():
     class Slow(MemoryBackend):
         writes = True
 
-        def delete(self, key: str) -> bool:
+        def delete(self, key):
             if self.writes and key.startswith("text/"):
                 self.writes = False  # between what is looked for and what is removed
                 writer.put(make_entry("a"), FINGERPRINT, Terms("d"))
@@ -119,14 +118,14 @@ def test_a_victim_that_another_thread_forgets_is_no_error():
     store = ChunkStore(MemoryBackend(budget=2 * size + 4000), eviction=Eviction(1 << 20))
 
     class Lock:
-        def __init__(self) -> None:
+        def __init__(self):
             self.lock = threading.Lock()
             self.left = 0
 
-        def __enter__(self) -> None:
+        def __enter__(self):
             self.lock.acquire()
 
-        def __exit__(self, *_: object) -> None:
+        def __exit__(self, *_):
             self.lock.release()
             if self.left:
                 self.left -= 1
@@ -177,7 +176,7 @@ def test_the_files_of_others_are_not_swept(tmp_path):
 
 
 def test_costs_that_fail_leave_memory_usable():
-    def costs(_: int, tokens: int) -> float:
+    def costs(_, tokens):
         if tokens == 7:
             raise ValueError("no such size")
         return float(tokens)
@@ -230,7 +229,7 @@ def test_an_interrupt_at_any_line_of_a_load_leaves_nobody_waiting():
     ChunkStore(MemoryBackend(place)).put(make_entry("a"), FINGERPRINT)
     code, line = TieredStore.get.__code__, 0
 
-    def interrupt(frame: FrameType, event: str, _: object) -> object:
+    def interrupt(frame, event, _):
         nonlocal left
         if frame.f_code is not code:
             return None

@@ -277,7 +277,7 @@ def test_a_lack_of_memory_costs_the_rows_alone(monkeypatch, caplog, calls):
     tree.add(given([8, 9]))
     tree.settle(MODEL)
 
-    def refuse(*asked: object) -> object:
+    def refuse(*asked):
         made.append(1)
         if len(made) > calls:
             raise MemoryError
@@ -298,7 +298,7 @@ def test_threads_share_it():
     tree, wrong = PrefixTree(20 * NODE_OVERHEAD + 200 * TOKEN_BYTES), list[Exception]()
     paths = np.random.default_rng(0).integers(3, size=(50, 10))
 
-    def work(seed: int) -> None:
+    def work(seed):
         draw = np.random.default_rng(seed)
         for _ in range(60):
             number = int(draw.integers(50))

@@ -147,12 +147,12 @@ def test_each_thread_has_its_own_block():
     """One gives way in the middle of a pass, another has the model, a third asks without a lock."""
     model = tiny_model()
 
-    def count(block: Any) -> int:
+    def count(block):
         with counted() as products, block:
             model(input_ids=torch.arange(9)[None])
         return products.count
 
-    def interrupt(*_: object) -> None:
+    def interrupt(*_):
         hook.remove()
         blocks = fast_linear_layers(model), nullcontext()
         each_in_a_thread(lambda block: counts.append(count(block)), blocks)
@@ -198,7 +198,7 @@ def test_attention_uses_it_where_that_is_quicker(vectors, count, products_made, 
 def test_a_product_that_reads_weights_as_they_lie_is_not_given_turned_ones(monkeypatch):
     """Attention gives it values turned; who took them for contiguous would be wrong silently."""
 
-    def careless(rows: torch.Tensor, weight: torch.Tensor, *_: object) -> torch.Tensor:
+    def careless(rows, weight, *_):
         return rows @ weight.as_strided(weight.shape, (weight.shape[1], 1)).t()
 
     monkeypatch.setattr("torch.backends.cpu.get_cpu_capability", lambda: "AVX512")

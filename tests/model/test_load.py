@@ -1,18 +1,27 @@
-"""What is given beside a model: dtype, device, tokenizer; what is known of its length."""
+"""Loading: dtype, device, tokenizer, positions; folders without a model; the packaged model."""
 
 import copy
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from tiny import LINEAR, SIZE, YARN, saved, some_chunks, tiny_model, tiny_tokenizer
-from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig
+from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, LlamaConfig
 
-from ragkv import RagKV
-from ragkv.errors import ConfigError, ModelNotFoundError, RagKVError, UnsupportedModelError
+from ragkv import RagKV, ReuseConfig
+from ragkv.errors import (
+    ConfigError,
+    ModelNotFoundError,
+    RagKVError,
+    StoreError,
+    UnsupportedModelError,
+)
+from ragkv.model import default_model, load
+from ragkv.model.default_model import default_model_folder
 from ragkv.model.fingerprint import fingerprint_of
-from ragkv.model.load import load_model
+from ragkv.model.load import load_model, pretrained
 from ragkv.model.lock import lock_of
 
 
@@ -84,7 +93,7 @@ def test_a_model_that_is_refused_stays_as_it_was():
 def test_a_model_changes_its_dtype_between_requests_not_within_one():
     model, changed = tiny_model(), threading.Event()
 
-    def change() -> None:
+    def change():
         opened(model, tiny_tokenizer(), dtype="bfloat16")
         changed.set()
 
@@ -128,3 +137,136 @@ def test_messages_that_the_chat_template_refuses_are_a_config_error():
     tokenizer.chat_template = "{{ raise_exception('only users speak') }}"
     with opened(tiny_model(), tokenizer) as engine, pytest.raises(ConfigError, match="only users"):
         engine.generate([{"role": "system", "content": "Be brief."}], method="full")
+
+
+@pytest.fixture
+def models(tmp_path) -> Path:
+    """Return a folder of models."""
+    saved(tmp_path / "models" / "tiny-llama")
+    (tmp_path / "models" / "other").mkdir()
+    return tmp_path / "models"
+
+
+def message(name: object) -> str:
+    with pytest.raises(ModelNotFoundError) as error:
+        load_model(name, None)
+    assert "internet" not in str(error.value)
+    return str(error.value)
+
+
+def test_a_missing_folder_is_said_to_be_missing(models, monkeypatch):
+    said = message(f"{models}/tiny-lama")
+    assert said == f"There is no folder {models}/tiny-lama: did you mean {models}/tiny-llama?"
+    assert f"{models} has the folders other, tiny-llama" in message(models / "unlike")
+    assert f"did you mean {models}" in message(models.parent / "modells" / "tiny-llama")
+    monkeypatch.chdir(models)
+    for name in ("./tiny-lamma", "tiny-lamma/", Path("tiny-lamma"), "..\\models\\tiny", "~/no/x"):
+        assert "There is no folder" in message(name)
+    monkeypatch.setenv("HOME", str(models))
+    assert load_model("~/tiny-llama", None).name == "~/tiny-llama"
+
+
+def test_a_name_that_may_be_the_hub_s_is_looked_for_here_too(models, monkeypatch):
+    monkeypatch.chdir(models.parent)
+    with pytest.raises(ModelNotFoundError, match=r"no folder.*did you mean .*models/tiny-llama"):
+        load_model("models/tiny-lamma", None)
+
+
+def test_a_folder_without_a_model_says_what_it_has(models):
+    assert (
+        message(models / "other") == f"The folder {models}/other has no config.json: it is empty."
+    )
+    (models / "other" / "model.gguf").touch()
+    assert "no config.json: it has model.gguf" in message(models / "other")
+    assert f"did you mean {models}/tiny-llama?" in message(models)
+    snapshot = models / "hub" / "snapshots" / "abc"
+    snapshot.mkdir(parents=True)
+    (snapshot / "config.json").write_text("{}")
+    assert f"did you mean {snapshot}?" in message(models / "hub")
+
+
+def test_a_file_is_no_folder(models):
+    file = models / "tiny-llama" / "model.safetensors"
+    assert message(file) == f"{file} is a file: give the model's folder, {file.parent}"
+
+
+def test_tokenizers_and_gguf_files_need_no_configuration(models):
+    (models / "tiny-llama" / "config.json").unlink()
+    assert pretrained(AutoTokenizer, models / "tiny-llama")
+    with pytest.raises(ModelNotFoundError, match=r"Cannot load.*no\.gguf"):
+        pretrained(AutoModelForCausalLM, models / "tiny-llama", gguf_file="no.gguf")
+
+
+def test_the_auxiliary_model_s_folder_is_looked_for_first(models):
+    reuse = ReuseConfig(method="cacheclip", auxiliary_model=f"{models}/tiny-lama")
+    with pytest.raises(ModelNotFoundError, match="did you mean"):
+        RagKV("no/such-model", reuse=reuse)
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a tiny model stand for the packaged one."""
+    saved(tmp_path / "package")
+    monkeypatch.setattr(default_model, "_package_folder", lambda: tmp_path / "package")
+    monkeypatch.setattr(default_model, "_FILE", None)
+
+
+def below_a_file(patch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No folder can be made there, not even by root."""
+    (tmp_path / "file").touch()
+    patch.setenv("XDG_CACHE_HOME", str(tmp_path / "file" / "cache"))
+
+
+def full_disk(patch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    patch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    patch.setattr("transformers.PreTrainedModel.save_pretrained", fail)
+
+
+def no_home(patch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As for a random user id in a container."""
+    for name in ("HOME", "XDG_CACHE_HOME"):
+        patch.delenv(name, raising=False)
+    patch.setattr("os.getuid", lambda: 54321)
+
+
+UNWRITABLE = [below_a_file, full_disk, no_home]
+
+
+@pytest.mark.usefixtures("package")
+@pytest.mark.parametrize("place", UNWRITABLE)
+def test_it_is_loaded_without_the_cache_folder(tmp_path, monkeypatch, place):
+    with RagKV(tmp_path / "package", store=":memory:") as written:
+        expected = written.info.fingerprint
+    place(monkeypatch, tmp_path)
+    with RagKV(store=":memory:") as kv:
+        assert kv.info.name == "SmolLM2-135M-Instruct"
+        assert kv.info.fingerprint == expected
+        assert kv.generate("The", max_new_tokens=2).token_ids
+    assert not Path("~").exists()
+    with pytest.raises(ModelNotFoundError, match="Set XDG_CACHE_HOME"):
+        default_model_folder()
+
+
+@pytest.mark.usefixtures("package")
+@pytest.mark.parametrize("place", [below_a_file, no_home])
+def test_a_store_there_is_refused_with_what_to_set(tmp_path, monkeypatch, place):
+    place(monkeypatch, tmp_path)
+    with pytest.raises((StoreError, ConfigError), match=r"XDG_CACHE_HOME|cannot be|file"):
+        RagKV()
+    if place is no_home:
+        for given in ({"model": "~/model"}, {"store": "~/store"}):
+            with pytest.raises(ConfigError, match="set HOME"):
+                RagKV(**given)
+
+
+@pytest.mark.slow
+def test_the_package_itself_and_its_folder_are_one_model(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    folder = load.load_model(None, None)
+    below_a_file(monkeypatch, tmp_path)
+    package = load.load_model(None, None)
+    assert folder.fingerprint == package.fingerprint
+    assert package.dtype == torch.float32

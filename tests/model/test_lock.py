@@ -58,7 +58,7 @@ def test_the_model_is_used_by_one_thread_at_a_time():
     lock, held = ModelLock(), threading.Event()
     order: list[str] = []
 
-    def second() -> None:
+    def second():
         held.set()
         with lock:
             order.append("second")
@@ -76,7 +76,7 @@ def test_long_work_lets_those_who_wait_go_first():
     lock = ModelLock()
     order: list[str] = []
 
-    def ask() -> None:
+    def ask():
         with lock:
             order.append("request")
 
@@ -127,7 +127,7 @@ def test_threads_end_when_the_outermost_leaves(monkeypatch):
 
 
 def test_without_gnu_openmp_nothing_is_ended(monkeypatch):
-    def missing(*_: object, **__: object) -> object:
+    def missing(*_, **__):
         raise OSError
 
     monkeypatch.setattr(module.ctypes, "CDLL", missing)

@@ -158,17 +158,17 @@ def test_a_typed_error_keeps_nothing(*, chained):
     made = []
 
     @typed_memory_errors
-    def fails() -> None:
+    def fails():
         around, local = Large(), Large()
         made.extend(map(weakref.ref, (around, local)))
 
-        def inner() -> None:
+        def inner():
             assert around
             if chained:
                 fails_first()
             raise MemoryError("9 GiB")
 
-        def fails_first() -> None:
+        def fails_first():
             try:
                 int("none")
             except ValueError:

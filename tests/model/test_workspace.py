@@ -95,7 +95,7 @@ def test_as_many_pieces_are_kept_as_are_used_at_once():
 def test_threads_never_share_memory():
     workspace, wrong = Workspace(), []
 
-    def use(number: int) -> None:
+    def use(number):
         for _ in range(200):
             tensor = workspace.uninitialised(SHAPE, torch.int64).fill_(number)
             if not bool((tensor == number).all()):

@@ -355,14 +355,14 @@ def test_finding_while_others_add_and_discard():
     prompt = f"{A}\n{C}\n{B}"
     done, wrong = threading.Event(), []
 
-    def change(worker: int) -> None:
+    def change(worker):
         for number in range(400):
             text = f"{worker}.{number} {C}"
             finder.add([text, C])
             finder.discard(text)
             finder.discard(C)
 
-    def look() -> None:
+    def look():
         while not done.is_set():
             parts = [prompt[span.start : span.end] for span in finder.find(prompt)]
             if parts not in ([A, B], [A, C, B]):

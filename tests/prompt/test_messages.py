@@ -54,7 +54,7 @@ def test_parts_are_joined(role, parts):
 
 @pytest.mark.parametrize("tools", [(), (TOOL,)])
 def test_parts_make_the_prompt_that_their_text_makes(tools):
-    def prompt(content: object) -> Chat:
+    def prompt(content):
         history = asks(call(id="c"))
         return Chat([{"role": "system", "content": content}, *history, {"role": "tool", "content": content}], tools)  # fmt: skip
 

@@ -1,6 +1,5 @@
 """Copy repair while the answer is generated: against plain loops, and in whole answers."""
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -161,7 +160,7 @@ def test_drafts_change_nothing_that_is_repaired(seed):
     lookup = CopyLookup(2, 8, 4, 8)
     answer = rng.integers(0, 12, 40).tolist()
 
-    def run(drafted: Callable[[int], list[int]]) -> tuple[list[list[int]], int]:
+    def run(drafted):
         """Return for each token the rows that were repaired before or with it, and the steps."""
         copies, history = CopyRepair(layout, layout.fresh, scores, lookup), TokenHistory(ids)
         seen, steps = list[list[int]](), 0
@@ -178,7 +177,7 @@ def test_drafts_change_nothing_that_is_repaired(seed):
                 seen.append(copies.taken.tolist())
         return seen, steps
 
-    def wrong(at: int) -> list[int]:
+    def wrong(at):
         return [*answer[at : at + 2], (answer[min(at + 2, 39)] + 1) % 12, 3]
 
     alone, steps = run(lambda _: [])

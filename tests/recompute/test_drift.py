@@ -13,7 +13,7 @@ from tiny import UNEVEN, ask
 from ragkv import Completion, Prefilled, RagKV, ReuseConfig
 from ragkv.engine import healing
 from ragkv.recompute import drift
-from ragkv.select import Scene, get_method
+from ragkv.select import get_method
 from ragkv.splice.layout import Origin
 
 PROMPT = ask(UNEVEN, "\n\nWhat does it say?")
@@ -61,7 +61,7 @@ def test_rows_that_earlier_prompts_recomputed_count_as_recomputed_now(
     monkeypatch.setattr(healing, "ENOUGH", 1 << 30)
     engine, seen = make_engine(family, reuse=ReuseConfig()), list[list[int]]()
 
-    def score(scene: Scene) -> np.ndarray:
+    def score(scene):
         draw = np.random.default_rng(len(seen))
         return draw.random(len(scene.layout.cached)).astype(np.float32)
 

@@ -283,7 +283,7 @@ class _First:
 def test_ask_writes_a_page(auxiliary, tmp_path, monkeypatch):
     monkeypatch.setattr("ragkv.cli.retrieval.Embedder", _First)
 
-    def run(*args: object):
+    def run(*args):
         return CliRunner().invoke(app, ["ask", "What is assigned?", *map(str, args)])
 
     text = tmp_path / "text.md"

@@ -14,7 +14,7 @@ from ragkv import ReuseConfig
 from ragkv.errors import ConfigError, UnknownMethodError
 from ragkv.select import Grouping, Method, Scene, get_method, method_names, method_of
 from ragkv.select.auxiliary import map_scores
-from ragkv.select.choose import Choice, choose
+from ragkv.select.choose import choose
 from ragkv.select.method import FloatArray, Spread
 from ragkv.splice.layout import Layout, Origin, Placed
 
@@ -52,7 +52,7 @@ CACHED, FRESH = int(Origin.CACHED), int(Origin.FRESH)
 
 @pytest.mark.parametrize(("ratio", "expected"), [(0.0, []), (1.0, [1, 2, 4, 5])])
 def test_none_and_all_need_no_scores(ratio, expected):
-    def explode(_: Scene) -> FloatArray:
+    def explode(_):
         raise AssertionError("no scores are needed")
 
     where = scene([FRESH, CACHED, CACHED, FRESH, CACHED, CACHED])
@@ -138,7 +138,7 @@ def test_auto_takes_the_smallest_set_that_holds_the_target():
     """80% of the query's attention, by 5 to 40% of the tokens."""
     where, config = scene([CACHED] * 40), ReuseConfig(recompute_ratio="auto")
 
-    def choice_of(*scores: float) -> Choice:
+    def choice_of(*scores):
         rest = (1 - sum(scores)) / (40 - len(scores))
         method = by_score([*scores, *[rest] * (40 - len(scores))], auto="attention")
         return choose(method, where, config)

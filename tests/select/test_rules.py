@@ -300,7 +300,7 @@ def test_query_is_scored_in_the_middle_layers_that_see_the_whole_prompt(make_eng
 
 
 def test_a_window_as_long_as_the_prompt_is_none():
-    def seeing_all(tokens: int, layers: range) -> list[int]:
+    def seeing_all(tokens, layers):
         model: Any = SimpleNamespace(architecture=SimpleNamespace(windows=(48, None, 48, 60)))
         scene: Any = SimpleNamespace(loaded=model, layout=range(tokens))
         return Scene.seeing_all(scene, layers)

@@ -63,7 +63,7 @@ def test_what_clients_keep_of_an_answer_changes_nothing(client, more):
     ],
 )
 def test_what_clients_keep_of_a_call_changes_nothing(client, more):
-    def count(call: dict[str, Any]) -> int:
+    def count(call):
         called = {"role": "assistant", "content": None, "tool_calls": [call]}
         return tokens(client, ASKED, called, RESULT)
 

@@ -138,7 +138,7 @@ def test_an_answer_ends_when_its_client_leaves(listen, stream):
     server = listen()
     leave = threading.Event()
 
-    def ask() -> None:
+    def ask():
         with httpx.stream("POST", server.url + TEXT, json={**LONG, "stream": True}) as answer:
             next(answer.iter_raw())
             leave.wait(30)
@@ -213,7 +213,7 @@ def test_requests_that_the_end_cancels_are_refused(listen, monkeypatch, path):
     server.server.config.timeout_graceful_shutdown = 0.2
     begun, release = threading.Event(), threading.Event()
 
-    def wait(*_: object, **__: object) -> None:
+    def wait(*_, **__):
         begun.set()
         release.wait(30)
 

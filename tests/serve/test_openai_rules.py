@@ -268,7 +268,7 @@ def bos_client() -> Iterator[TestClient]:
 
 
 def test_special_tokens_are_added_or_not(bos_client):
-    def tokens(**body: object) -> list[int]:
+    def tokens(**body):
         found = bos_client.post("/tokenize", json=body).json()
         assert found["count"] == len(found["tokens"])
         return found["tokens"]

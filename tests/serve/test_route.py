@@ -188,7 +188,7 @@ def test_a_proxy_sends_the_same_chunks_to_the_same_replica(replicas, proxy):
     warm = [each.engine.status().tiers[0].hits for each in replicas]
     assert sum(warm) > 0
 
-    def names(count: int, **headers: str) -> set[str]:
+    def names(count, **headers):
         body = chat(max_tokens=1)
         found = [httpx.post(proxy + CHAT, json=body, headers=headers) for _ in range(count)]
         assert [each.status_code for each in found] == [200] * count

@@ -145,7 +145,7 @@ def test_threads_never_see_another_chunks_entry(store):
     wrong: list[object] = []
     counts: list[int] = []
 
-    def hammer(seed: int) -> None:
+    def hammer(seed):
         draw = random.Random(seed)
         try:
             for _ in range(40):

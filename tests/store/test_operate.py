@@ -1,7 +1,7 @@
 """Stats, verify and copy, over the simplest backend."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 
@@ -9,7 +9,6 @@ import pytest
 from store_entries import FINGERPRINT, OTHER, make_entry, put_texts, same, without_syncs  # noqa: F401
 
 from ragkv.errors import StoreError, StoreFullError
-from ragkv.store.backends.backend import Bytes
 from ragkv.store.backends.memory import MemoryBackend, Place
 from ragkv.store.chunk_store import ChunkStore
 from ragkv.store.names import digest_of_fingerprint, digest_of_text, entry_key, text_key
@@ -129,7 +128,7 @@ def test_what_is_deleted_while_it_is_verified_is_no_damage():
     class Slow(MemoryBackend):
         asked = 0
 
-        def get(self, key: str) -> bytes | None:
+        def get(self, key):
             self.asked += key.startswith("log/")
             if self.asked == 2:  # between the text's row and its change
                 other.delete("a")
@@ -190,7 +189,7 @@ def test_damaged_and_foreign_entries_are_not_copied(store):
 
 def test_an_interrupted_copy_goes_on(store):
     class Full(MemoryBackend):
-        def put(self, key: str, parts: Sequence[Bytes]) -> None:
+        def put(self, key, parts):
             if key == entry_key(digest_of_text("b"), digest_of_fingerprint(FINGERPRINT)):
                 raise StoreFullError("no room")
             super().put(key, parts)
@@ -205,7 +204,7 @@ def test_an_interrupted_copy_goes_on(store):
 
 def test_what_is_deleted_while_it_is_copied_is_left_out(store):
     class Deleting(MemoryBackend):
-        def put(self, key: str, parts: Sequence[Bytes]) -> None:
+        def put(self, key, parts):
             super().put(key, parts)
             if key.startswith("kv/"):
                 for text in ("a", "b"):

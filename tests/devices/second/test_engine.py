@@ -3,7 +3,6 @@
 import math
 import os
 from itertools import product
-from typing import Any
 
 import pytest
 import ragkv_kernels
@@ -171,7 +170,7 @@ def test_chunks_that_are_encoded_on_it_are_read_everywhere(
 ):
     made_on, encode = set(), ragkv_kernels.encode
 
-    def watched(keys: torch.Tensor, *given: Any, **settings: Any) -> ragkv_kernels.Encoded:
+    def watched(keys, *given, **settings):
         made_on.add(keys.device.type)
         return encode(keys, *given, **settings)
 
@@ -271,7 +270,7 @@ def test_an_ordinary_step_between_layers_is_no_part_of_the_prompts_pass(
     expected = kv.prefill(prompts[1], method=method).logits
     compute, during = batch._compute, list[int]()
 
-    def counting(*given: object) -> object:
+    def counting(*given):
         during.append(kv.status().running)
         return compute(*given)
 

@@ -1,8 +1,6 @@
 """An engine on a device other than the CPU: no race, no needless waiting."""
 
-from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import pytest
 import second_device
@@ -26,10 +24,10 @@ def test_nothing_waits_while_a_pass_is_handed_over(make_engine, family):
     engine.wait()
     waited: list[list[str]] = []
 
-    def before(*_: object) -> None:
+    def before(*_):
         second_device.waits.clear()
 
-    def after(*_: object) -> None:
+    def after(*_):
         waited.append(list(second_device.waits))
 
     hooks = [
@@ -58,7 +56,7 @@ def test_later_layers_are_copied_while_earlier_ones_are_computed(
     engine.prefill(PROMPT)
     given: list[tuple[int, int]] = []
 
-    def noted(*args: Any) -> None:
+    def noted(*args):
         own = side_stream(engine.loaded.device)._own
         computing = second_device.current_stream()
         given.append((computing.known[computing.number], own.known[computing.number]))
@@ -80,7 +78,7 @@ def test_layers_that_are_not_waited_for_are_seen(make_engine, monkeypatch):
     beside = SideStream.on_side_stream
 
     @contextmanager
-    def forgetful(self: SideStream) -> Iterator[None]:
+    def forgetful(self):
         current = second_device.current_stream()
         known = dict(current.known)
         with beside(self):

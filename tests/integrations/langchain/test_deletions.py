@@ -100,7 +100,7 @@ def test_the_transformer_knows_documents(corpus, key):
     by_document = True if key == "source" else key
     step = RagKVTransformer(kv=corpus.kv, by_document=by_document, show_progress=False)
 
-    def ingest(name: str, *texts: str) -> None:
+    def ingest(name, *texts):
         documents = [Document(page_content=text, metadata={key: name}) for text in texts]
         step.transform_documents(documents)
 

@@ -116,7 +116,7 @@ def test_streams_batches_and_tasks_give_the_same_text():
     assert "".join(pieces) == texts[0]
     assert len(pieces) > 5
 
-    async def streamed() -> str:
+    async def streamed():
         return "".join([piece async for piece in llm.astream(prompt())])
 
     assert asyncio.run(streamed()) == texts[0]

@@ -50,7 +50,7 @@ def test_a_pipeline_s_upserts_and_deletions(kv, store, strategy, *, step, wait):
         docstore_strategy=strategy,
     )
 
-    def run(*documents: Document) -> None:
+    def run(*documents):
         if wait:
             asyncio.run(pipeline.arun(documents=list(documents)))
         else:
@@ -75,7 +75,7 @@ def test_an_index_s_deletions(kv, store, *, wait):
     )
     assert kept(kv) == [True, True, False, False]
 
-    def delete(name: str) -> None:
+    def delete(name):
         if wait:
             asyncio.run(index.adelete_ref_doc(name, delete_from_docstore=True))
         else:

@@ -127,9 +127,7 @@ def test_one_of_many_puts_what_is_absent(opened, size):
     for round_ in range(5):
         barrier = threading.Barrier(8)
 
-        def put(
-            number: int, key: str = f"key/{round_}", barrier: threading.Barrier = barrier
-        ) -> bool:
+        def put(number, key=f"key/{round_}", barrier=barrier):
             barrier.wait(30)
             return backends[number % 2].put_if_absent(key, [bytes_of(number, size)])
 
@@ -150,14 +148,14 @@ def test_no_value_is_seen_in_part(opened):
     writers[0].put("key", [next(iter(values))])
     done = threading.Event()
 
-    def write(backend: Backend) -> None:
+    def write(backend):
         try:
             for value in 12 * list(values):
                 backend.put("key", [value[:1000], value[1000:]])
         finally:
             done.set()
 
-    def read() -> None:
+    def read():
         while not done.is_set():
             value = reader.get("key")
             assert value is not None

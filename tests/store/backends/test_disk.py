@@ -8,7 +8,7 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -233,7 +233,7 @@ def test_the_disk_budget_holds_between_openers(tmp_path, monkeypatch):
     first, second = (DiskStore(tmp_path / "store", budget=size) for _ in range(2))
     write = files.write_temporary
 
-    def late(*arguments: object) -> Path:
+    def late(*arguments):
         monkeypatch.setattr(files, "write_temporary", write)
         second.put(make_entry("b"), FINGERPRINT)  # after the look before writing
         return write(*arguments)
@@ -283,7 +283,7 @@ def test_opening_sweeps_what_crashed_writers_left(store):
 def test_opening_looks_through_changed_folders_alone(tmp_path, monkeypatch):
     monkeypatch.setattr(disk, "_SETTLES_NS", 0)
 
-    def opened() -> list[str]:
+    def opened():
         looked = []
         with monkeypatch.context() as patch:
             listed = disk._listed
@@ -313,7 +313,7 @@ def test_the_sweep_spares_a_file_that_is_just_being_entered(store, monkeypatch):
     store.put(make_entry("a"), FINGERPRINT)
     named = DiskBackend._named
 
-    def too_early(backend: DiskBackend) -> set[Path]:
+    def too_early(backend):
         monkeypatch.setattr(DiskBackend, "_named", named)
         return set()
 
@@ -368,7 +368,7 @@ def test_there_is_nothing_to_read_where_no_store_is(tmp_path):
 def test_a_file_is_whole_whatever_one_call_writes(tmp_path, monkeypatch, most_parts, step):
     parts = [b"", b"ab", b"", bytearray(range(20)), memoryview(b"x"), b"end", b""]
 
-    def write(file: int, views: Sequence[memoryview]) -> int:
+    def write(file, views):
         return os.write(file, b"".join(views)[:step])
 
     monkeypatch.setattr(files, "_MOST_PARTS", most_parts)

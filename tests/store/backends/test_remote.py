@@ -66,7 +66,7 @@ def test_a_store_is_copied_to_a_server_and_back(url, namespace, tmp_path):
 def test_what_ends_the_keys_of_a_reading_is_said_once(url, namespace):
     error = StoreError("the list broke off")
 
-    def keys() -> Iterator[str]:
+    def keys():
         yield "a"
         raise error
 

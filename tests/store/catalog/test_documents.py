@@ -191,7 +191,7 @@ def test_a_text_that_is_deleted_while_its_time_is_written_is_found():
     other = ChunkStore(MemoryBackend(place))
 
     class Slow(MemoryBackend):
-        def put(self, key: str, parts: Sequence[Bytes]) -> None:
+        def put(self, key, parts):
             if key.startswith("text/") and place.values.get(key) not in (None, parts[0]):
                 other.delete("a")  # between what is read and what is written
             super().put(key, parts)

@@ -23,7 +23,7 @@ from ragkv.chunk.kv import ChunkKV, LayeredKV
 from ragkv.engine.request import Clock
 from ragkv.model.calls import cache_in
 from ragkv.splice import place
-from ragkv.store import ChunkStore, TieredStore
+from ragkv.store import ChunkStore
 from ragkv.store.backends.backend import Blob
 from ragkv.store.backends.memory import MemoryBackend
 from ragkv.store.entry.codecs import codec_of
@@ -146,7 +146,7 @@ def test_each_layer_is_taken_once_and_nobody_waits_for_another():
     taken: list[int] = []
     go_on = threading.Event()
 
-    def read_layer(layer: int) -> None:
+    def read_layer(layer):
         if layer == 1:
             assert go_on.wait(10)
         taken.append(layer)
@@ -177,7 +177,7 @@ def test_the_first_layers_of_all_entries_come_first():
     for name in "ab":
         entry = make_entry(name, layers=3)
 
-        def read_layer(layer: int, name: str = name) -> None:
+        def read_layer(layer, name=name):
             order.append((name, layer))
 
         lazy = taken_by(entry, read_layer)
@@ -193,7 +193,7 @@ def test_reading_ahead_stops_when_it_is_told():
     taken: list[int] = []
     begun = threading.Event()
 
-    def read_layer(layer: int) -> None:
+    def read_layer(layer):
         begun.set()
         until(lambda: reading._stopped)
         taken.append(layer)
@@ -307,7 +307,7 @@ def test_the_way_from_below_counts_as_loading():
 def test_chunks_that_are_far_come_side_by_side(make_engine, monkeypatch, *, prefetched):
     backend = FarBackend()
 
-    def make_store(*_: object, **__: object) -> TieredStore:
+    def make_store(*_, **__):
         return tiered(backend, 1 << 26)
 
     monkeypatch.setattr("ragkv.engine.engine.open_store", make_store)
@@ -337,7 +337,7 @@ def test_nothing_keeps_an_entry_after_its_request(tmp_path, monkeypatch, *, dama
     alive: list[weakref.ref[LazyKV]] = []
     made = LazyKV.__init__
 
-    def note(self: LazyKV, *args: object, **kwargs: object) -> None:
+    def note(self, *args, **kwargs):
         made(self, *args, **kwargs)
         alive.append(weakref.ref(self))
 
@@ -428,7 +428,7 @@ def test_layers_are_placed_as_they_are_wanted(make_engine, monkeypatch):
     engine.precompute(chunks)
     awaited: list[list[bool]] = []
 
-    def look(*_: object) -> None:
+    def look(*_):
         cache = engine_cache[0]
         awaited.append([layer.awaited is not None for layer in cache.layers])
 

@@ -14,7 +14,7 @@ from threads import each_in_a_thread
 
 from ragkv.chunk.kv import ChunkKV
 from ragkv.errors import StoreFullError
-from ragkv.store import Changes, ChunkStore, TieredStore
+from ragkv.store import ChunkStore, TieredStore
 from ragkv.store.backends.backend import Blob
 from ragkv.store.backends.memory import MemoryBackend
 from ragkv.store.tiers.tier import MemoryTier, size_of
@@ -29,7 +29,7 @@ def test_threads_never_exceed_the_budget():
     tier = MemoryTier(20_000)
     seen: list[int] = []
 
-    def fill(seed: int) -> None:
+    def fill(seed):
         draw = random.Random(seed)
         for number in range(150):
             entry = make_entry(f"chunk {number % 90}", tokens=draw.randint(1, 60))
@@ -191,7 +191,7 @@ def test_pinned_memory_is_counted_as_it_is_taken(monkeypatch):
     """In powers of two; and where there is none, ordinary memory does."""
     taken: list[torch.Tensor] = []
 
-    def pinned(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor | None:
+    def pinned(shape, dtype):
         if len(taken) == 2:
             return None
         taken.append(torch.empty(shape, dtype=dtype))
@@ -219,7 +219,7 @@ def test_a_device_without_room_keeps_nothing_and_fails_nobody(monkeypatch):
     (tier,), (first, second) = store.tiers, (make_entry(text) for text in "ab")
     store.put(first, FINGERPRINT)
 
-    def full(*_: object) -> ChunkKV:
+    def full(*_):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr("ragkv.store.tiers.tier._owned", full)
@@ -236,7 +236,7 @@ def test_a_look_that_is_overtaken_empties_no_tier(monkeypatch):
     looked, go_on = threading.Event(), threading.Event()
     changes = ChunkStore.changes
 
-    def slow(store: ChunkStore, since: int) -> Changes:
+    def slow(store, since):
         found = changes(store, since)
         if threading.current_thread() is late:
             looked.set()

@@ -122,7 +122,7 @@ def test_budgets_hold_under_load():
     over: list[int] = []
     done = threading.Event()
 
-    def watch() -> None:
+    def watch():
         while not done.is_set():
             over.extend(p.nbytes for p in places if p.nbytes > p.budget + LARGE)
             time.sleep(0)
