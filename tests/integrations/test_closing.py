@@ -1,7 +1,5 @@
 """Wrappers end by ``close()`` or a ``with`` block, also with work in the background."""
 
-from __future__ import annotations
-
 import threading
 
 import langchain_ragkv as langchain
