@@ -50,7 +50,7 @@ _RESET_FIELDS = (
     "force_words_ids",
     "token_healing",  # another prompt than the cache's
 )
-_MARGIN = 8
+_STOP_MARGIN = 8
 """Tokens before a stop text that can affect its decoding, or decode to nothing."""
 
 
@@ -72,7 +72,7 @@ class StopTexts:
         self._tokenizer = tokenizer
         self._texts = texts
         # a token is a byte of text at least
-        self._tail = max((len(text.encode()) for text in texts), default=0) + _MARGIN
+        self._tail = max((len(text.encode()) for text in texts), default=0) + _STOP_MARGIN
 
     def reached(self, answer: torch.Tensor) -> bool:
         """Whether the last token of ``answer`` ``[tokens]`` completes a stop text.

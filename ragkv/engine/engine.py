@@ -26,16 +26,14 @@ from ragkv.engine.check.verify import verified
 from ragkv.engine.pipeline import Pipeline
 from ragkv.engine.plan import Plan
 from ragkv.engine.request import Clock, RemoteDecoder, Request, check_calibration
-from ragkv.engine.reuse import Reuse
+from ragkv.engine.reuse import EngineStatus, Reuse, info_of, status_of
 from ragkv.engine.settings import check_limits, check_settings, tier_bytes
-from ragkv.engine.state import EngineStatus, info_of, status_of
 from ragkv.engine.stream import CompletionStream, OnText, Prefilled
 from ragkv.errors import ClosedError, ConfigError
 from ragkv.ingest.documents import check_chunk, check_document, check_texts
-from ragkv.model.flops import prefill_flops_of
 from ragkv.model.linear import arithmetic_of
 from ragkv.model.load import load_model
-from ragkv.model.loaded import LoadedModel, ReusableModel
+from ragkv.model.loaded import LoadedModel, ReusableModel, prefill_flops_of
 from ragkv.model.lock import lock_of
 from ragkv.model.memory import typed_memory_errors
 from ragkv.prompt.chat import prompt_of

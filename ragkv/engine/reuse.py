@@ -1,12 +1,13 @@
-"""The parts of an engine whose model's chunk caches can be reused."""
+"""The parts of an engine whose model's chunk caches can be reused, and the engine's status."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Self
 
+from ragkv.answer.engine import ModelInfo
 from ragkv.chunk.sinks import Sink
 from ragkv.config import ReuseConfig, StoreConfig
 from ragkv.engine.account import Account, account_of
@@ -25,7 +26,7 @@ from ragkv.ingest.documents import check_revision
 from ragkv.ingest.encode import encode, get_or_encode
 from ragkv.model.default_model import DEFAULT_MODEL
 from ragkv.model.load import load_model
-from ragkv.model.loaded import ReusableModel, require_reusable
+from ragkv.model.loaded import LoadedModel, ReusableModel, require_reusable
 from ragkv.model.lock import lock_of
 from ragkv.model.memory import default_history
 from ragkv.prompt.render import chat_head
@@ -201,3 +202,42 @@ class Reuse:
             self.history.drop(texts)
         self.healing.drop(texts)
         self.versions.drop_deleted()
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStatus:
+    """An engine at one moment.
+
+    Attributes
+    ----------
+    running, waiting
+        Numbers of the model's running requests, and of those that wait for a turn.
+    max_running
+        The limit of running requests.
+    tiers
+        Bytes and hits of each tier, of the history and of versions.
+    healed_tokens
+        Number of tokens that were computed exactly while no request ran.
+    """
+
+    running: int
+    waiting: int
+    max_running: int
+    tiers: tuple[TierUse, ...] = ()
+    healed_tokens: int = 0
+
+
+def info_of(loaded: LoadedModel, reuse: Reuse | None) -> ModelInfo:
+    """Return the facts of an engine's model; without ``reuse`` it has no fingerprint."""
+    digest = None if reuse is None else reuse.corpus.sinks.fingerprint.digest
+    template = bool(loaded.tokenizer.chat_template)
+    config = getattr(loaded.model, "generation_config", None)
+    return ModelInfo(loaded.name, digest, loaded.positions, loaded.unsupported, template, config)
+
+
+def status_of(requests: RequestQueue, reuse: Reuse | None) -> EngineStatus:
+    """Return an engine's state at this moment."""
+    status = EngineStatus(requests.running, requests.waiting, requests.max_running)
+    if reuse is None:
+        return status
+    return replace(status, tiers=reuse.tiers, healed_tokens=reuse.healing.tokens)

@@ -208,8 +208,9 @@ def _unsupported(mechanism: str) -> UnsupportedModelError:
     return UnsupportedModelError(f"This model has {mechanism}: ragkv cannot reuse it. {_MEND}")
 
 
-_PLACES = (0, 37, 150)
-_IDS = range(40, 56)
+_STARTS = (0, 37, 150)
+"""First positions of the tokens of a probe."""
+_PROBE_IDS = range(40, 56)
 
 
 class KeyProbe:
@@ -221,16 +222,16 @@ class KeyProbe:
 
     @torch.no_grad()
     def __init__(self, model: PreTrainedModel) -> None:
-        ids = torch.tensor([list(_IDS)], device=model.device)
+        ids = torch.tensor([list(_PROBE_IDS)], device=model.device)
         self._places = [
-            torch.arange(first, first + len(_IDS), device=model.device) for first in _PLACES
+            torch.arange(first, first + len(_PROBE_IDS), device=model.device) for first in _STARTS
         ]
         self._keys: list[list[torch.Tensor]] = []
         for positions in self._places:
             cache = DynamicCache()
             given = cache_argument(model, cache)
             model(ids, position_ids=positions[None], use_cache=True, **given)
-            require_used(cache.get_seq_length(), len(_IDS), "rows in the cache")
+            require_used(cache.get_seq_length(), len(_PROBE_IDS), "rows in the cache")
             layers: list[Any] = cache.layers
             self._keys.append([layer.keys for layer in layers])
 

@@ -316,8 +316,8 @@ To call one, answer with nothing but its name and arguments:
 </tool_call>"""
 
 
-def shown(tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return tools as the model sees them: without ``strict``, which is said to the decoder."""
+def shown_tools(tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return tools as the model sees them: without ``strict``, which only the decoder reads."""
     return [
         {**tool, "function": {k: v for k, v in tool["function"].items() if k != "strict"}}
         for tool in tools

@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from ragkv.errors import ConfigError
 from ragkv.prompt.chat import Chat, TokenIds, prompt_of
-from ragkv.prompt.fitting import TEMPLATE_ERRORS, fitted, shown, with_definitions
+from ragkv.prompt.fitting import TEMPLATE_ERRORS, fitted, shown_tools, with_definitions
 from ragkv.prompt.messages import Message
 from ragkv.prompt.tools.reader import writes_tools
 
@@ -158,9 +158,9 @@ def _apply_template(chat: Chat, tokenizer: PreTrainedTokenizerBase, **given: Any
     try:
         takes_tools = bool(chat.tools) and writes_tools(tokenizer)
         if takes_tools:
-            given["tools"] = shown(chat.tools)
+            given["tools"] = shown_tools(chat.tools)
         elif chat.tools:
-            messages = with_definitions(chat, shown(chat.tools))
+            messages = with_definitions(chat, shown_tools(chat.tools))
         plain: Any = fitted(messages, tokenizer, tools=takes_tools)
         return str(tokenizer.apply_chat_template(plain, **given))
     except TEMPLATE_ERRORS as error:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from ragkv.config import ReuseConfig
 from ragkv.select.method import FloatArray, Grouping, Method, Scene, Scored, Spread
 from ragkv.splice.buffer import BeforeWrite
-from ragkv.splice.layout import Layout
+from ragkv.splice.layout import Layout, Origin
 from ragkv.store.version import NO_CONTEXT, PlacedVersion
 
 Positions = npt.NDArray[np.int64]
@@ -24,6 +24,9 @@ and the least and the largest share of the cached tokens."""
 
 ALPHA = 1.0
 """``"auto"`` by overhead: the factor of each chunk's cache fix overhead."""
+
+SAVED = 0.5
+"""Share of the recomputation that tokens with exact history save; the rest of it goes to others."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -63,7 +66,7 @@ def choose(method: Method, scene: Scene, config: ReuseConfig) -> Choice:
     ``config.recompute_ratio`` is a share of the cached tokens: 0 chooses none and 1 all, without
     scoring. Below 1, tokens with exact entries are never chosen. Chosen tokens that have an earlier
     prompt's row are free. Chunks of an earlier prompt that this one continues, or repeats, are not
-    scored again. Versions that fit take less of the budget.
+    scored again. Versions that fit take less of the budget, and tokens with exact history half.
     """
     layout = scene.layout
     cached, known = layout.cached, layout.known
@@ -90,7 +93,8 @@ def choose(method: Method, scene: Scene, config: ReuseConfig) -> Choice:
     if ratio == "auto":
         by_what = overhead_ratio if method.auto == "overhead" else attention_ratio
         ratio, reason = by_what(paid[ranks], int(new.sum()))
-    budget = round(ratio * float(fit[new].sum()))
+    healed = (layout.origin[cached] == Origin.EXACT) & new
+    budget = round(ratio * (float(fit[new].sum()) - SAVED * int(healed.sum())))
     if method.grouping is None:
         positions = np.sort(cached[ranks[:budget]])
     else:

@@ -10,7 +10,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from ragkv.engine.state import EngineStatus
+from ragkv.engine.reuse import EngineStatus
 from ragkv.report.account import ReuseReport
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"

@@ -23,9 +23,11 @@ from ragkv.store.tiers.tier import MemoryTier
 from ragkv.store.types import Changes, Found, Terms, TierUse
 
 _log = logging.getLogger(__name__)
-_KEPT = 0.8
+_DECAY = 0.8
+"""Factor of earlier samples of a rate at each new one."""
 _LEAST_SAMPLES = 3
-_MARGIN = 1.25
+_SLOWER_BY = 1.25
+"""Least ratio of the times at which computing replaces loading."""
 LEAST_TOKENS = 64
 """Fewest tokens of a pass whose time is counted: shorter ones are mostly overhead."""
 
@@ -41,8 +43,8 @@ class Rate:
     def add(self, amount: float, seconds: float) -> None:
         """Add a sample."""
         with self._lock:
-            self._amount = _KEPT * self._amount + amount
-            self._seconds = _KEPT * self._seconds + seconds
+            self._amount = _DECAY * self._amount + amount
+            self._seconds = _DECAY * self._seconds + seconds
             self._samples += 1
 
     def seconds(self, amount: float) -> float | None:
@@ -60,7 +62,7 @@ def is_slower(load_seconds: float | None, compute_seconds: float | None) -> bool
     """
     if load_seconds is None or compute_seconds is None:
         return False
-    return load_seconds > _MARGIN * compute_seconds
+    return load_seconds > _SLOWER_BY * compute_seconds
 
 
 class TieredStore(ChunkStore):

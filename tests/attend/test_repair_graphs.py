@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
 
@@ -20,7 +19,6 @@ from ragkv.recompute.drift import Drift
 from ragkv.store.entry.header import RefusedEntryError
 from ragkv.store.entry.lazy import LayerReader
 
-Make = Callable[..., RagKV]
 CHUNKS = some_chunks(3)
 ORDERS = (CHUNKS, CHUNKS[::-1], CHUNKS[:2], CHUNKS[1:])
 QUESTIONS = ("\n\nWhat?", "\n\nWhat does the text say?", "\n\nWhy?", "\n\nWho was it, and when?")
@@ -78,7 +76,7 @@ def assert_equal(found: list[Any], expected: list[Any]) -> None:
 
 
 @pytest.mark.parametrize("family", sorted(FAMILIES))
-def test_every_family_has_the_rows_of_the_eager_pass(make_engine: Make, record, family):
+def test_every_family_has_the_rows_of_the_eager_pass(make_engine, record, family):
     expected = prefilled(make_engine(family))
     captured = record()
     kv = make_engine(family)
@@ -99,14 +97,14 @@ def test_every_family_has_the_rows_of_the_eager_pass(make_engine: Make, record, 
     ],
     ids=lambda how: "-".join(map(str, how.values())),
 )
-def test_every_method_has_the_rows_of_the_eager_pass(make_engine: Make, record, how):
+def test_every_method_has_the_rows_of_the_eager_pass(make_engine, record, how):
     expected = prefilled(make_engine(), **how)
     captured = record()
     assert_equal(prefilled(make_engine(), **how), expected)
     assert captured
 
 
-def test_rows_of_earlier_prompts_are_continued(make_engine: Make, record, monkeypatch):
+def test_rows_of_earlier_prompts_are_continued(make_engine, record, monkeypatch):
     monkeypatch.setattr(healing, "ENOUGH", 1 << 30)
 
     def warm(kv: RagKV) -> list[Any]:
@@ -123,16 +121,14 @@ def test_rows_of_earlier_prompts_are_continued(make_engine: Make, record, monkey
     assert min(captured[-4:]) < 16
 
 
-def test_more_rows_than_the_largest_graphs_stay_eager(make_engine: Make, record, monkeypatch):
+def test_more_rows_than_the_largest_graphs_stay_eager(make_engine, record, monkeypatch):
     monkeypatch.setattr(graphs, "REPAIR_ROWS", (8, 16))
     captured = record()
     prefilled(make_engine(), recompute_ratio=1)
     assert not captured
 
 
-def test_memory_that_runs_out_between_two_parts_is_found_again(
-    make_engine: Make, record, monkeypatch
-):
+def test_memory_that_runs_out_between_two_parts_is_found_again(make_engine, record, monkeypatch):
     """The prompt is computed again, from new rows."""
     expected = prefilled(make_engine())
     captured = record()
@@ -150,7 +146,7 @@ def test_memory_that_runs_out_between_two_parts_is_found_again(
     assert len(calls) > 11
 
 
-def test_a_corrupt_layer_is_a_miss(make_engine: Make, record, monkeypatch, tmp_path: Path):
+def test_a_corrupt_layer_is_a_miss(make_engine, record, monkeypatch, tmp_path):
     """Layers are read between the parts of the graph."""
     how: dict[str, Any] = {"recompute_ratio": 0, "on_miss": "skip"}
     kv = make_engine()
@@ -205,7 +201,7 @@ def adapted(kv: RagKV) -> RagKV:
 @pytest.mark.parametrize(
     "change", [other_weights, other_attention, other_adapter], ids=lambda f: f.__name__
 )
-def test_a_changed_model_is_never_replayed_stale(make_engine: Make, record, change):
+def test_a_changed_model_is_never_replayed_stale(make_engine, record, change):
     captured = record()
     kv = adapted(make_engine())
     prefilled(kv)
@@ -223,7 +219,7 @@ def test_a_changed_model_is_never_replayed_stale(make_engine: Make, record, chan
     assert_equal(found, prefilled(plain))
 
 
-def test_a_cuda_graph_ends_and_begins_at_each_pause(monkeypatch: pytest.MonkeyPatch):
+def test_a_cuda_graph_ends_and_begins_at_each_pause(monkeypatch):
     calls = list[str]()
     cuda = "ragkv.attend.recorder.torch.cuda"
 

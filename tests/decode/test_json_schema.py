@@ -13,7 +13,6 @@ from tiny import ask, some_chunks
 from ragkv import Chat, DecodeConfig
 from ragkv.config import json_schema
 from ragkv.errors import ConfigError, MissingDependencyError
-from ragkv.prompt.tools.calls import InvalidToolCall
 
 CHUNKS = some_chunks(2)
 PERSON = {
@@ -161,12 +160,6 @@ def test_answers_beside_each_other(make_engine):
         assert [future.result().token_ids for future in futures] == alone
 
 
-def test_an_answer_that_is_cut_short(make_engine):
-    answer = make_engine().generate("Say it:", max_new_tokens=3, json_schema=PERSON)
-    assert answer.finish_reason == "length"
-    assert answer.text.startswith('{"')
-
-
 @pytest.mark.parametrize(
     "schema",
     [5, "object", {"type": "nonsense"}, {"$ref": "#/nowhere"}, {"not": {}}, {"enum": [object()]}],
@@ -203,18 +196,6 @@ def test_a_call_that_is_asked_for(make_engine, choice, streaming):
     assert call.name in (("look", "rest") if choice == "any" else (choice,))
     if call.name == "look":
         assert 1 <= call.arguments["page"] <= 99
-
-
-def test_a_call_that_is_cut_short_is_invalid(make_engine):
-    chat = Chat(ask(CHUNKS), [LOOK], "look")
-    answer = make_engine().generate(chat, max_new_tokens=4)  # its name is not there yet
-    assert (answer.tool_calls, answer.invalid_tool_calls) == ((), ())
-    assert answer.text.startswith("{")
-    answer = make_engine().generate(chat, max_new_tokens=26)
-    assert answer.tool_calls == ()
-    (call,) = answer.invalid_tool_calls
-    assert isinstance(call, InvalidToolCall)
-    assert (call.name, answer.finish_reason) == ("look", "length")
 
 
 def test_tools_that_are_wrong(make_engine):

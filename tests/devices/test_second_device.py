@@ -29,7 +29,10 @@ def run_on(device: str, which: str = "not slow") -> None:
     not hasattr(backend_registration, "_setup_privateuseone_for_python_backend"),
     reason=f"torch {torch.__version__} takes no device that is written in Python",
 )
-@pytest.mark.parametrize("which", ["not slow", pytest.param("slow", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "which",
+    ["not slow", pytest.param("slow", marks=[pytest.mark.slow, pytest.mark.timeout(5400)])],
+)
 def test_the_engine_on_a_second_device(which):
     run_on("second", which)
 

@@ -128,7 +128,7 @@ def test_a_window_that_a_layer_does_not_have_is_found_out():
     model.config.sliding_window = 40
     engine = RagKV(model, tiny_tokenizer(), store=":memory:")
     model.config.sliding_window = 48
-    with engine, pytest.raises(UnsupportedModelError, match=r"window of 48, where .* says 40"):
+    with engine, pytest.raises(UnsupportedModelError, match=r"window of 48, but .* has 40"):
         assert_exact(engine)
 
 

@@ -4,8 +4,8 @@ import pytest
 from tiny import tiny_model, tiny_tokenizer
 
 from ragkv import RagKV, StoreConfig
-from ragkv.model.flops import prefill_flops, prefill_flops_of
 from ragkv.model.load import load_model
+from ragkv.model.loaded import prefill_flops, prefill_flops_of
 
 
 @pytest.mark.parametrize("windows", [(None, None), (4, None), (4, 1)])

@@ -1,7 +1,5 @@
 """GGUF files: the same model as the one that was written, or a refusal by name."""
 
-from __future__ import annotations
-
 import logging
 from pathlib import Path
 from typing import Any
@@ -66,7 +64,7 @@ ROPES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_file_is_its_model(tmp_path: Path, family: str) -> None:
+def test_a_file_is_its_model(tmp_path, family):
     model = made(family)
     path = write_gguf(tmp_path / "tiny.gguf", model)
     with RagKV(path, store=":memory:", dtype="float32") as kv:
@@ -82,7 +80,7 @@ def test_a_file_is_its_model(tmp_path: Path, family: str) -> None:
         assert own.generate(prompt, max_new_tokens=6).token_ids == full.token_ids
 
 
-def test_the_tokenizer_is_the_file_s(tmp_path: Path) -> None:
+def test_the_tokenizer_is_the_file_s(tmp_path):
     found, own = load_model(write_gguf(tmp_path / "a.gguf", tiny_model()), None), tiny_tokenizer()
     text = found.tokenizer.apply_chat_template(ask(some_chunks()), tokenize=False)
     assert text == own.apply_chat_template(ask(some_chunks()), tokenize=False)
@@ -91,7 +89,7 @@ def test_the_tokenizer_is_the_file_s(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ROPES)
-def test_rotary_scaling_is_read(tmp_path: Path, name: str) -> None:
+def test_rotary_scaling_is_read(tmp_path, name):
     parameters, given = ROPES[name]
     model = random_model(LlamaConfig(**{**SIZE, "rope_parameters": parameters}))
     fields = {f"llama.rope.scaling.{key}": each for key, each in given.get("fields", {}).items()}
@@ -110,13 +108,13 @@ def test_rotary_scaling_is_read(tmp_path: Path, name: str) -> None:
     ],
     ids=["kind", "field", "longrope", "factors"],
 )
-def test_rotary_scaling_of_other_kinds_is_refused(tmp_path: Path, given: dict[str, Any]) -> None:
+def test_rotary_scaling_of_other_kinds_is_refused(tmp_path, given):
     path = write_gguf(tmp_path / "a.gguf", tiny_model(), **given)
     with pytest.raises(UnsupportedModelError, match=r"a\.gguf.*(rotary|rope_freqs)"):
         load_model(path, None)
 
 
-def test_products_of_quantised_files_are_recognised(tmp_path: Path) -> None:
+def test_products_of_quantised_files_are_recognised(tmp_path):
     path = write_gguf(tmp_path / "a.gguf", tiny_model(), quantised=True)
     first = load_model(path, None)
     again = load_model(path, None)
@@ -127,7 +125,7 @@ def test_products_of_quantised_files_are_recognised(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("which", [0, 1, 2])
-def test_any_part_of_a_split_file_names_it(tmp_path: Path, which: int) -> None:
+def test_any_part_of_a_split_file_names_it(tmp_path, which):
     model = tiny_model()
     parts = split(write_gguf(tmp_path / "a.gguf", model), 3)
     (tmp_path / "a.gguf").unlink()
@@ -138,7 +136,7 @@ def test_any_part_of_a_split_file_names_it(tmp_path: Path, which: int) -> None:
         load_model(parts[which], None)
 
 
-def test_a_file_without_the_suffix_is_recognised(tmp_path: Path) -> None:
+def test_a_file_without_the_suffix_is_recognised(tmp_path):
     """Ollama's files are named by their digests."""
     model = tiny_model()
     blob = write_gguf(tmp_path / "a.gguf", model).rename(tmp_path / "sha256-0123")
@@ -148,9 +146,7 @@ def test_a_file_without_the_suffix_is_recognised(tmp_path: Path) -> None:
 # ---- the cache
 
 
-def test_it_is_converted_once_a_dtype(
-    tmp_path: Path, cache: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_is_converted_once_a_dtype(tmp_path, cache, caplog, monkeypatch):
     path = write_gguf(tmp_path / "a.gguf", tiny_model())
     with caplog.at_level(logging.WARNING):
         assert load_model(path, None).dtype == torch.float32
@@ -163,7 +159,7 @@ def test_it_is_converted_once_a_dtype(
     load_model(path, None, dtype="bfloat16")
 
 
-def test_a_changed_file_is_another_model(tmp_path: Path) -> None:
+def test_a_changed_file_is_another_model(tmp_path):
     path = write_gguf(tmp_path / "a.gguf", tiny_model())
     before = load_model(path, None).fingerprint
     write_gguf(path, tiny_model(seed=1))
@@ -171,9 +167,7 @@ def test_a_changed_file_is_another_model(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_cache_can_be_turned_off(
-    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, family: str
-) -> None:
+def test_the_cache_can_be_turned_off(tmp_path, cache, monkeypatch, family):
     path = write_gguf(tmp_path / "a.gguf", made(family))
     monkeypatch.setenv(gguf.CACHE, "off")
     uncached = load_model(path, None).fingerprint
@@ -203,7 +197,7 @@ def empty(path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [torn, torn_in_the_header, another_kind, empty])
-def test_a_damaged_file_is_refused_by_name(tmp_path: Path, cache: Path, damage: Any) -> None:
+def test_a_damaged_file_is_refused_by_name(tmp_path, cache, damage):
     path = write_gguf(tmp_path / "a.gguf", tiny_model())
     damage(path)
     with pytest.raises(ModelNotFoundError, match=r"a\.gguf"):
@@ -211,20 +205,20 @@ def test_a_damaged_file_is_refused_by_name(tmp_path: Path, cache: Path, damage: 
     assert not cache.exists() or not list(cache.iterdir())
 
 
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
+def test_a_missing_file_is_named(tmp_path):
     for name in (tmp_path / "b.gguf", "some/b.gguf", "b.gguf"):
         with pytest.raises(ModelNotFoundError, match=r"There is no file .*b\.gguf"):
             load_model(name, None)
 
 
 @pytest.mark.parametrize("architecture", ["clip", "bert", "whisper-like"])
-def test_other_models_are_refused_by_name(tmp_path: Path, architecture: str) -> None:
+def test_other_models_are_refused_by_name(tmp_path, architecture):
     path = write_gguf(tmp_path / "a.gguf", tiny_model(), architecture=architecture)
     with pytest.raises(UnsupportedModelError, match=architecture):
         load_model(path, None)
 
 
-def test_a_file_that_lacks_weights_is_refused(tmp_path: Path) -> None:
+def test_a_file_that_lacks_weights_is_refused(tmp_path):
     path = write_gguf(tmp_path / "a.gguf", tiny_model(), without="blk.1.ffn_up.weight")
     with pytest.raises(ModelNotFoundError, match=r"lacks weights.*layers\.1\.mlp\.up_proj"):
         load_model(path, None)

@@ -24,6 +24,11 @@ def test_a_report_survives_json(make_engine):
     assert report.chunks
     written = json.loads(json.dumps(report.to_dict()))
     assert ReuseReport.from_dict(written) == report
+    counts = written["tokens"]
+    assert counts["prompt"] == len(written["positions"]) == report.prompt_tokens
+    assert counts["reused"] == report.reused_tokens > 0
+    assert counts["history"] == report.conversation_tokens
+    assert written["effective_ratio"] == report.effective_ratio > 0
     assert ReuseReport.from_dict({**written, "of_a_later_version": 1}) == report
     assert PrecomputeReport.from_dict(json.loads(json.dumps(made.to_dict()))) == made
 

@@ -102,6 +102,16 @@ def test_windows_slide_and_the_ratio_counts_after_grouping(seed, grouping):
         assert len(found) <= budget
 
 
+@pytest.mark.parametrize("healed", [0, 10, 20, 40])
+def test_exact_history_takes_half_of_its_budget(healed):
+    """A prompt with healed chunks is computed sooner, and its other chunks more nearly."""
+    origin = [int(Origin.EXACT)] * healed + [CACHED] * (60 - healed) + [FRESH] * 4
+    where = scene([CACHED] * 60 + [FRESH] * 4, (0, 60))
+    where = replace(where, layout=replace(where.layout, origin=np.array(origin, np.uint8)))
+    found = chosen_of(by_score(list(range(60))), where, 0.2)
+    assert found == list(range(48 + healed // 10, 60))
+
+
 @pytest.mark.parametrize("first", range(16, 24))
 def test_a_run_of_seven_is_recomputed_whole_wherever_it_stands(first):
     """A number of seven digits, say: with fixed windows it was at two of eight offsets."""

@@ -64,13 +64,20 @@ def test_bodies_that_are_too_long_or_do_not_come(listen, monkeypatch, header, bo
 
 
 @pytest.mark.slow
-def test_an_idle_connection_stays_open_for_a_proxys_minute(listen):
+@pytest.mark.parametrize("path", ["/version", CHAT, "stream"])
+def test_an_idle_connection_stays_open_for_a_proxys_minute(listen, path):
     server = listen()
     assert server.server.config.timeout_keep_alive > 60
-    with httpx.Client(limits=httpx.Limits(keepalive_expiry=60)) as client:
+
+    def call(client: httpx.Client) -> httpx.Response:
+        if path == "/version":
+            return client.get(f"{server.url}/version")
+        return client.post(f"{server.url}{CHAT}", json=chat(stream=path == "stream"))
+
+    with httpx.Client(limits=httpx.Limits(keepalive_expiry=60), timeout=60) as client:
         for seconds in (0, 7):
             threading.Event().wait(seconds)
-            assert client.get(f"{server.url}/version").status_code == 200
+            assert call(client).status_code == 200
             (connection,) = client._transport._pool.connections
             assert connection.is_idle()
         assert "Request Count: 2" in connection.info()

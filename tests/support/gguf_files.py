@@ -1,7 +1,5 @@
 """GGUF files of tiny models, as llama.cpp's converter writes them."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path

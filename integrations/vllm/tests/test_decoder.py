@@ -39,11 +39,16 @@ def test_tokens_are_the_engine_s(make_engine, connect, vllm, family, ratio):
     assert [path.name for path in vllm.folder.iterdir()] == ["secret"]
 
 
-@pytest.mark.parametrize("end", ["if", "\U0001f600"])
+@pytest.mark.parametrize(
+    "end",
+    [
+        pytest.param(lambda kv: [*kv.tokenize("i"), *kv.tokenize("f")], id="joined by the text"),
+        pytest.param(lambda kv: kv.tokenize("\U0001f600")[:-1], id="part of a character"),
+        pytest.param(lambda kv: [kv.tokenizer.bos_token_id] * 2, id="special tokens"),
+    ],
+)
 def test_token_ids_are_sent_on(kv, connect, vllm, end):
-    """Also those that the tokenizer would join, and a part of a character."""
-    letters = [token for each in end for token in kv.tokenize(each)]
-    ids = [*kv.tokenize(kv.render(PROMPT)), *letters[: max(2, len(letters) - 1)]]
+    ids = [*kv.tokenize(kv.render(PROMPT)), *end(kv)]
     alone = kv.generate(TokenIds(ids), drafts=False, max_new_tokens=8, recompute_ratio=1)
     connect(kv)
     answer = kv.generate(TokenIds(ids), max_new_tokens=8, recompute_ratio=1)

@@ -39,7 +39,7 @@ _GARBLED = (
 )
 _PROBED = set[str]()  # fingerprints
 _Probe = tuple[Prompt, str, int]  # prompt, record, and the answer's most tokens
-_FIRST = ("Agnes", "Boris", "Clara", "Daniel", "Edith", "Frank", "Greta", "Hugo", "Irene", "Jonas")
+_NAMES = ("Agnes", "Boris", "Clara", "Daniel", "Edith", "Frank", "Greta", "Hugo", "Irene", "Jonas")
 Shapes = dict[str, tuple[str, Callable[[random.Random], str]]]
 
 
@@ -101,7 +101,7 @@ def shapes(adjectives: Sequence[str], nouns: Sequence[str]) -> Shapes:
             letters = (draw.choice(each) for each in ("bdfgklmnprstvz", "aeiou", "lnrst") * 2)
             return "".join(letters).title()
 
-        first, second = draw.sample(_FIRST, 2)
+        first, second = draw.sample(_NAMES, 2)
         surname = f"{part()} {part()} {part()}-{part()}"
         return f"{first} {second} {surname} of {draw.choice(nouns).title()}ville"
 
