@@ -347,6 +347,13 @@ def repair_forward(loaded: ReusableModel, subset: SubsetPass) -> torch.Tensor:
     return subset_forward(loaded, subset) if logits is None else logits
 
 
+def look_over(loaded: ReusableModel) -> None:
+    """Call :meth:`Graphs.look_over` where there are graphs: once before a request's passes."""
+    graphs = graphs_for(loaded)
+    if graphs is not None:
+        graphs.look_over()
+
+
 def release_kept(loaded: LoadedModel) -> None:
     """Free everything that is kept for a model's requests: memory, packed weights, graphs.
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 import torch
 
 from ragkv.attend.forward import SubsetPass, joint_forward, ordinary_forward
-from ragkv.attend.graphs import graphs_for
+from ragkv.attend.graphs import graphs_for, look_over
 from ragkv.model.architecture import backbone_of
 from ragkv.model.calls import decoding_experts
 from ragkv.model.linear import fast_linear_layers
@@ -82,9 +82,7 @@ class StepBatch(Claim):
                 self._last = time.perf_counter()
             self._answers.append(answer)
         try:
-            graphs = graphs_for(loaded)
-            if graphs is not None:
-                graphs.look_over()
+            look_over(loaded)
             if self._lock.is_mine:
                 with fast_linear_layers(loaded.model):
                     while not answer.ended:

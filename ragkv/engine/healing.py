@@ -24,7 +24,7 @@ import numpy.typing as npt
 import torch
 
 from ragkv.attend.forward import SubsetPass
-from ragkv.attend.graphs import repair_forward
+from ragkv.attend.graphs import look_over, repair_forward
 from ragkv.attend.observe import LayerCall, Observer, attention_to_groups
 from ragkv.chunk.sinks import SINKS_KEPT, Sink
 from ragkv.engine.plan import Located, Plan
@@ -249,6 +249,7 @@ class Healing:
         observer: Observer | None = None
         if 0 < at < run.chain and chunk.first < chunk.end:
             paid, observer = _attention(run.chunks[: at + 1], layout, loaded.device)
+        look_over(loaded)
         repair_forward(loaded, SubsetPass(ids, layout.fresh, cache, observer=observer))
         self.tokens += len(layout.fresh)
         return cache, paid

@@ -10,7 +10,7 @@ from functools import partial
 import numpy as np
 import torch
 
-from ragkv.attend.graphs import repair_forward
+from ragkv.attend.graphs import look_over, repair_forward
 from ragkv.chunk.kv import KnownChunk, LayeredKV
 from ragkv.config import ReuseConfig
 from ragkv.decode.generate import Drawn
@@ -138,6 +138,7 @@ class Planner:
 
     def plan(self, request: Request, located: Located) -> Plan:
         """Place the entries in the prompt's cache and choose the tokens to recompute."""
+        look_over(self.loaded)
         plan = self._splice(request, located)
         return plan if plan.cache is None else self._select(request, plan, plan.cache)
 

@@ -1,5 +1,6 @@
 """A prompt's pass as a graph in parts: the rows and logits of the eager pass."""
 
+import copy
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -174,7 +175,15 @@ def other_weights(kv: RagKV) -> None:
         parameter.data = parameter.data.clone() * 1.5
 
 
+def other_layer(kv: RagKV) -> None:
+    layer = kv.loaded.model.model.layers[1]
+    layer.mlp = copy.deepcopy(layer.mlp)
+    with torch.no_grad():
+        layer.mlp.down_proj.weight.mul_(-2)
+
+
 def other_attention(kv: RagKV) -> None:
+    """Passes have ragkv's attention in any case: the graphs stay."""
     kv.loaded.model.set_attn_implementation("eager")
 
 
@@ -199,18 +208,19 @@ def adapted(kv: RagKV) -> RagKV:
 
 
 @pytest.mark.parametrize(
-    "change", [other_weights, other_attention, other_adapter], ids=lambda f: f.__name__
+    "change", [other_weights, other_layer, other_attention, other_adapter], ids=lambda f: f.__name__
 )
 def test_a_changed_model_is_never_replayed_stale(make_engine, record, change):
     captured = record()
     kv = adapted(make_engine())
     prefilled(kv)
-    counted = len(captured)
+    counted, captures = len(captured), Recording.captured
     assert counted
     with kv.turn():
         change(kv)
     found = prefilled(kv)
     assert len(captured) > counted
+    assert Recording.captured > captures or change is other_attention
     plain = adapted(make_engine())
     change(plain)
     known = graphs_for(plain.loaded)

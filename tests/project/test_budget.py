@@ -22,13 +22,13 @@ ROOT = Path(__file__).parents[2]
 # raises a figure says which user gets what from it.
 CODE = {
     "ragkv/answer": 436,
-    "ragkv/attend": 1294,
+    "ragkv/attend": 1298,
     "ragkv/chunk": 237,
     "ragkv/cli": 1174,
     "ragkv/client": 591,
     "ragkv/config": 1144,
-    "ragkv/decode": 771,
-    "ragkv/engine": 2062,
+    "ragkv/decode": 769,
+    "ragkv/engine": 2064,
     "ragkv/explain": 306,
     "ragkv/history": 627,
     "ragkv/ingest": 444,
@@ -48,7 +48,7 @@ CODE = {
     "examples": 547,
     "integrations": 4814,
     "kernels": 2392,
-    "tests": 31370,
+    "tests": 31377,
 }
 LAYOUT = {
     tokenize.COMMENT,
