@@ -34,6 +34,9 @@ if TYPE_CHECKING:
     from ragkv.ingest.documents import Document
     from ragkv.workers.worker import Row
 
+_BEFORE, _NEW = 2, 6
+"""Number of chunks before the first version of a run, and of versions computed in it."""
+
 
 def precompute(
     paths: Paths,
@@ -60,6 +63,14 @@ def precompute(
             show_default=False,
         ),
     ] = None,
+    neighbours: Annotated[
+        bool,
+        typer.Option(
+            "--neighbours",
+            help="Also store versions of the chunks, computed behind the chunks before them: "
+            "answers are nearer to a full prefill's, for about twice the time and space.",
+        ),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Compute the caches of all chunks under PATHS; stored chunks are skipped.
@@ -72,6 +83,8 @@ def precompute(
 
     if sink_from is not None and sink != "auto":
         raise ConfigError("--sink and --sink-from: give one of them")
+    if neighbours and (workers > 1 or ray is not None):
+        raise ConfigError("--neighbours takes one process: leave out --workers and --ray")
     texts, system_prompt = read_texts(paths), read_system_prompt(sink_from)
     if store == MEMORY:
         raise ConfigError(
@@ -93,6 +106,8 @@ def precompute(
             )
             try:
                 report = precompute_documents(kv.precompute, grouped(parts))
+                if neighbours:
+                    store_versions(kv, [text for each in parts for text in each.texts])
             except KeyboardInterrupt:
                 unique = {text.strip() for each in parts for text in each.texts}
                 _stop(sum(map(kv.contains, unique)), len(unique), "chunks")
@@ -123,6 +138,16 @@ def precompute(
             f"not stored: {len(failed)} of {count(len(files), 'file')}, e.g. "
             f"{failed[0]['document']}: {failed[0]['reason']}"
         )
+
+
+def store_versions(kv: RagKV, texts: Sequence[str]) -> None:
+    """Store a version of each chunk behind those before it; the last ones precede the first."""
+    stored = [text for text in dict.fromkeys(texts) if kv.contains(text)]
+    err.print(f"Computing {count(len(stored), 'chunk')} behind their neighbours.", highlight=False)
+    for first in range(0, len(stored), _NEW):
+        before = stored[first - _BEFORE : first] or stored[-_BEFORE:]
+        kv.prefetch([*before, *stored[first : first + _NEW]], for_next_answer=False)
+        kv.wait()
 
 
 def _rows(batches: Iterator[list[Row]], files: Sequence[Document]) -> list[Row]:

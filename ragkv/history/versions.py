@@ -24,7 +24,7 @@ from ragkv.prompt.tokens import IntArray
 from ragkv.store.chunk_store import ChunkStore
 from ragkv.store.stored_versions import StoredVersions
 from ragkv.store.types import TierUse
-from ragkv.store.version import NO_CONTEXT, PlacedVersion, Version, digest_of_path
+from ragkv.store.version import PlacedVersion, Version, digest_of_path
 
 _log = logging.getLogger(__name__)
 
@@ -87,11 +87,11 @@ class ChunkVersions:
         before: Sequence[str],
         is_known: Callable[[str], bool],
     ) -> tuple[Version, float] | None:
-        """Return the chunk's version of lowest CFO, and the CFO.
+        """Return the chunk's version of lowest CFO, and the CFO; None if there is no version.
 
-        None if the CFO of the entry, which was computed directly behind the sink, is not higher.
-        Of equal versions, the one with the most common and then the fewest further chunks is
-        returned.
+        Rows behind any chunks are nearer to a prompt's than the entry's, which were computed
+        directly behind the sink. Of equal versions, the one with the most common and then the
+        fewest further chunks is returned.
 
         Parameters
         ----------
@@ -112,10 +112,9 @@ class ChunkVersions:
                 for kept in self._of(text, fingerprint)
                 if not kept.version.has_expired and all(map(is_known, kept.version.prefix))
             ]
-            better = [each for each in usable if each[0][0] < NO_CONTEXT]
-            if not better:
+            if not usable:
                 return None
-            (overhead, *_), best = min(better, key=lambda each: each[0])
+            (overhead, *_), best = min(usable, key=lambda each: each[0])
             best.uses += 1 / max(overhead, _LEAST_OVERHEAD)
             self.hits += 1
             return best.version, overhead
@@ -207,7 +206,7 @@ class Versions:
     # ---- in a prompt
 
     def take(self, text: str, before: Sequence[str], model: Fingerprint) -> PlacedVersion | None:
-        """Return the version of lowest cache fix overhead; None if the entry's is not higher.
+        """Return the version of lowest cache fix overhead; None without a version.
 
         Parameters
         ----------

@@ -66,7 +66,8 @@ def choose(method: Method, scene: Scene, config: ReuseConfig) -> Choice:
     ``config.recompute_ratio`` is a share of the cached tokens: 0 chooses none and 1 all, without
     scoring. Below 1, tokens with exact entries are never chosen. Chosen tokens that have an earlier
     prompt's row are free. Chunks of an earlier prompt that this one continues, or repeats, are not
-    scored again. Versions that fit take less of the budget, and tokens with exact history half.
+    scored again. Versions that fit take less of the budget, and tokens with exact history half
+    of a given ratio's.
     """
     layout = scene.layout
     cached, known = layout.cached, layout.known
@@ -89,12 +90,13 @@ def choose(method: Method, scene: Scene, config: ReuseConfig) -> Choice:
         scores = convolved(scores, cached, _kernel(method.spread))
     ranks = np.argsort(-scores.astype(np.float64), kind="stable")
     ranks = ranks[stale[ranks]]
-    reason = ""
+    reason, counted = "", float(fit[new].sum())
     if ratio == "auto":
         by_what = overhead_ratio if method.auto == "overhead" else attention_ratio
         ratio, reason = by_what(paid[ranks], int(new.sum()))
-    healed = (layout.origin[cached] == Origin.EXACT) & new
-    budget = round(ratio * (float(fit[new].sum()) - SAVED * int(healed.sum())))
+    else:
+        counted -= SAVED * int((stale & (layout.origin[cached] == Origin.EXACT)).sum())
+    budget = round(ratio * counted)
     if method.grouping is None:
         positions = np.sort(cached[ranks[:budget]])
     else:

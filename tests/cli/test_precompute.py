@@ -12,7 +12,7 @@ import pytest
 from click.testing import Result
 from ingesting import KILLED, Killed, assert_alike
 from store_servers import redis_server, s3_server  # noqa: F401
-from tiny import some_chunks
+from tiny import ask, some_chunks
 from typer.testing import CliRunner
 
 from ragkv import RagKV
@@ -156,3 +156,20 @@ def test_a_real_interrupt_shows_no_traceback(model, files, tmp_path):
         _, said = process.communicate(timeout=60)
     assert "Traceback" not in said
     assert_interrupted(process.returncode, said, 2, "chunks")
+
+
+# ---- versions
+
+
+def test_versions_behind_neighbours_serve_prompts_of_any_order(run, files, model, tmp_path):
+    assert run("--neighbours", "--workers", 2).exit_code == 2
+    assert run("--neighbours").exit_code == 0
+    texts = [path.read_text() for path in sorted(files.iterdir())]
+    with RagKV(model, store=tmp_path / "store") as kv:
+        for order in ([4, 0, 2, 5], [3, 1, 0]):
+            found = kv.prefill(ask([texts[at] for at in order]), recompute_ratio=0.2)
+            sources = [use.source for use in found.report.chunks]
+            assert sources == ["entry"] + ["version"] * (len(order) - 1)
+    written = len(list((tmp_path / "store").rglob("*.safetensors")))
+    assert run("--neighbours").exit_code == 0
+    assert len(list((tmp_path / "store").rglob("*.safetensors"))) == written

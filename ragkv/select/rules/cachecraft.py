@@ -9,8 +9,7 @@ The paper caches chunks from whole prompts, so every cached chunk has a CFO and 
 computed at ingestion, without a context, and has neither. Instead:
 
 - Its CFO is the paper's formula for a chunk behind no other: CCI is 1/2 without a context, and
-  nothing of its prefix is kept, so it is alpha / 2. A version is placed instead of the entry if its
-  CFO is lower. No pass is needed.
+  nothing of its prefix is kept, so it is alpha / 2. No pass is needed.
 - Its tokens are ranked as in the paper, by their attention to the chunks before them in this
   prompt, but only in the first tenth of the layers: a pass over the whole prompt ends there. As
   with CacheBlend, its rows stay in the cache.
