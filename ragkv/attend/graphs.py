@@ -150,6 +150,7 @@ class Graphs:
         self._looked_over = False
         self._state: object = None
         self._refused = False
+        self._lacks_memory = False
         self.captures = False
         """Whether a pass is being captured: nothing else must be computed between its layers."""
         self.replays = 0
@@ -158,9 +159,10 @@ class Graphs:
     def look_over(self) -> None:
         """Make the next pass compare the whole model with the captured one, not only its weights.
 
-        The model's lock need not be held.
+        After a capture that ran out of memory, passes can be captured again. The model's lock need
+        not be held.
         """
-        self._looked_over = False
+        self._looked_over = self._lacks_memory = False
 
     def compute(
         self, loaded: ReusableModel, subsets: Sequence[SubsetPass]
@@ -275,7 +277,7 @@ class Graphs:
         if self._refused:
             return None
         graph = self._graphs.get(key)
-        if graph is None and key not in self._used:
+        if graph is None and (key not in self._used or self._lacks_memory):
             self._used.add(key)
             return None
         if graph is None:
@@ -284,7 +286,7 @@ class Graphs:
             except (MemoryError, RuntimeError, NotImplementedError, ValueError) as error:
                 if is_out_of_memory(error):  # perhaps the pass itself fits
                     release_calls(error)
-                    self._used.discard(key)
+                    self._lacks_memory = True
                 else:
                     self._refuse(f"{type(error).__name__}: {error}")
                 return None
