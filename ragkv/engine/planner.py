@@ -110,7 +110,8 @@ class Planner:
             unused = tuple((entry.text, "positions") for entry, _, _ in located.entries)
             located = replace(located, entries=(), missed=(*located.missed, *unused))
         if self._versions is not None:
-            located = with_versions(request, located, self._history, self._versions)
+            with request.clock.step("load"):
+                located = with_versions(request, located, self._history, self._versions)
         return located
 
     def _slower(self, located: Located, computed: Collection[Span]) -> dict[str, str]:
