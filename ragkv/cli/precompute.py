@@ -68,7 +68,7 @@ def precompute(
         typer.Option(
             "--neighbours",
             help="Also store versions of the chunks, computed behind the chunks before them: "
-            "answers are nearer to a full prefill's, for about twice the time and space.",
+            "answers are nearer to a full prefill's, for three times the time and twice the space.",
         ),
     ] = False,
     as_json: AsJson = False,

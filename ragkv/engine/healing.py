@@ -171,7 +171,7 @@ class Healing:
             is_due = False
             for count, chunk in enumerate(whole.chunks, 1):
                 ids = whole.ids[: chunk.stop]
-                key = hash(ids.tobytes()), whole.sink.fingerprint
+                key = _key(ids, whole.sink)
                 run = self._runs.get(key)
                 if run is None:
                     chunks, chain = whole.chunks[:count], min(whole.chain, count)
@@ -220,6 +220,11 @@ class Healing:
             if not self._is_exact(run, chunk):
                 cache, paid = self._idle.run(partial(self._compute, run, at), chunk.stop)
                 self._keep(run, at, (cache.keys, cache.values), paid)
+        with self._lock:
+            for chunk in run.chunks:
+                part = self._runs.get(_key(run.ids[: chunk.stop], run.sink))
+                if part is not None:  # computed with the whole run
+                    part.requests = 0
 
     def _is_exact(self, run: _Run, chunk: RunChunk) -> bool:
         """Whether the tree has the chunk's exact rows, restored from the store if necessary."""
@@ -275,6 +280,10 @@ class Healing:
             for key, run in list(self._runs.items()):
                 if texts is None or not gone.isdisjoint(chunk.text for chunk in run.chunks):
                     del self._runs[key]
+
+
+def _key(ids: IntArray, sink: Sink) -> tuple[int, Fingerprint]:
+    return hash(ids.tobytes()), sink.fingerprint
 
 
 def chunks_of(located: Located) -> Iterable[RunChunk]:
