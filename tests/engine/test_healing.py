@@ -47,6 +47,19 @@ def test_a_run_that_is_asked_for_again_is_exact(make_engine, monkeypatch, family
     runs.assert_exact(engine, runs.once_more(engine, [A, B]))
 
 
+def test_the_prefixes_of_a_run_are_computed_with_it(make_engine):
+    """Not again where the tree's budget has removed their rows."""
+    engine = runs.ingested(make_engine())
+    engine.prefetch([A, B, C], for_next_answer=False)
+    engine.wait()
+    healing = runs.healing(engine)
+    assert [run.requests for run in healing._runs.values()] == [0, 0, 0]
+    computed = healing.tokens
+    engine._reuse.history.clear()
+    healing.work()
+    assert healing.tokens == computed
+
+
 def test_a_prefetched_run_is_that_of_the_prompts_before(make_engine):
     def prompt(chunks):
         return [{"role": "user", "content": "---\n" + "\n---\n".join(chunks) + "\n---\nWhy?"}]
