@@ -18,11 +18,6 @@ from ragkv.errors import StoreError
 pytestmark = [pytest.mark.usefixtures("without_syncs"), needs_children]
 
 
-@pytest.fixture(autouse=True)
-def _versions_are_placed(monkeypatch) -> None:
-    monkeypatch.setattr(*world.PLACED)
-
-
 def test_each_fault_once():
     found = run_campaign(len(FAULTS))
     assert [outcome.runs for outcome in found.values()] == [1] * len(FAULTS)

@@ -14,7 +14,6 @@ from rich.table import Table
 from campaign.case import Outcome
 from campaign.run import run_campaign
 from campaign.stress import PROCESSES, THREADS, Stress, run_stress
-from campaign.world import place_versions
 
 err = Console(stderr=True)
 out = Console(width=max(Console().width, 130))  # the table's
@@ -30,7 +29,6 @@ def main(
 ) -> None:
     """Do harm to stores; exit code 1 on any wrong answer or loss."""
     logging.disable(logging.WARNING)  # every miss has one, and there will be many
-    place_versions()
     done = 0
 
     def on_run(name: str, outcome: Outcome) -> None:

@@ -25,7 +25,6 @@ from campaign.world import (
     ask,
     draw_questions,
     engine,
-    place_versions,
     precompute,
     sink_of,
     wrong,
@@ -242,7 +241,6 @@ def _room(case: Case, least: float = 4.1, most: float = 6) -> int:
 
 def _precompute_and_forget(say: Say, config: StoreConfig, order: list[int]) -> None:
     """Precompute chunks, those anew that are there."""
-    place_versions()
     with engine(config) as kv:
         for chunk in order:
             if kv.contains(TEXTS[chunk]):
@@ -254,7 +252,6 @@ def _precompute_and_forget(say: Say, config: StoreConfig, order: list[int]) -> N
 
 def _precompute(say: Say, config: StoreConfig, order: list[int]) -> None:
     """Precompute chunks, and say which are new."""
-    place_versions()
     with engine(config) as kv:
         for chunk in order:
             new = not kv.contains(TEXTS[chunk])
@@ -264,7 +261,6 @@ def _precompute(say: Say, config: StoreConfig, order: list[int]) -> None:
 
 def _precompute_what_fits(say: Say, config: StoreConfig, file_bytes: int | None) -> None:
     """Precompute all; nothing but a StoreError may come of what does not fit."""
-    place_versions()
     if file_bytes is not None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (file_bytes, file_bytes))
     try:

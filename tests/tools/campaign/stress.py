@@ -21,7 +21,6 @@ from campaign.world import (
     ask,
     draw_questions,
     engine,
-    place_versions,
     precompute,
     sink_of,
     wrong,
@@ -94,7 +93,6 @@ def _entries() -> list[Stored]:
 
 
 def _say_work(say: Say, config: StoreConfig, seconds: float, seed: int) -> None:
-    place_versions()
     say(json.dumps(vars(_work(config, seconds, seed))))
 
 

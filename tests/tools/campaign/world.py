@@ -4,7 +4,6 @@ import random
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache
-from math import inf
 from typing import NamedTuple
 
 import torch
@@ -14,7 +13,6 @@ from tiny import some_chunks, tiny_model, tiny_tokenizer
 from ragkv import RagKV, ReuseConfig
 from ragkv.chunk.sinks import Sink
 from ragkv.config import StoreConfig
-from ragkv.history import versions
 from ragkv.history.node import PrefixMatch
 from ragkv.model.load import load_model
 from ragkv.model.loaded import LoadedModel
@@ -23,8 +21,6 @@ from ragkv.store.types import Found
 
 *TEXTS, NEIGHBOUR = some_chunks(9, words=30)
 """The chunks of the prompts, and one that all of them are encoded behind, too, as versions."""
-PLACED = (versions, "NO_CONTEXT", inf)
-"""What is set so that such a version is placed whatever stands before the chunk."""
 PROMPTS = ((0, 1, 2), (3, 2, 1), (4, 0, 5), (6, 7, 3), (5, 4, 6), (7, 1, 0))  # few: see _right
 RATIOS = (0.0, 0.3, 1.0)
 NEW_TOKENS = 3
@@ -35,11 +31,6 @@ _REUSE = ReuseConfig(on_miss="skip")
 
 Known = frozenset[tuple[int, str]]
 """The chunks that were found in a prompt: reused as an entry or a version, or missed."""
-
-
-def place_versions() -> None:
-    """Set that in this process: a child of the campaign's."""
-    setattr(*PLACED)
 
 
 class Question(NamedTuple):
