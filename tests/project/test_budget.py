@@ -28,7 +28,7 @@ CODE = {
     "ragkv/client": 591,
     "ragkv/config": 1144,
     "ragkv/decode": 769,
-    "ragkv/engine": 2065,
+    "ragkv/engine": 2072,
     "ragkv/explain": 306,
     "ragkv/history": 626,
     "ragkv/ingest": 444,
@@ -65,7 +65,7 @@ COUNTS = {
     "settings": 42,
     "fields of a report": 24,
     "commands": 9,
-    "words of docs": 20_800,
+    "words of docs": 20_900,
     "words of tutorials": 1_800,
 }
 """The log of experiments has no limit of words."""
