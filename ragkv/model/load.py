@@ -23,6 +23,7 @@ from ragkv.errors import (
     UnsupportedModelError,
     UnsupportedTokenizerError,
 )
+from ragkv.model import default_model
 from ragkv.model.architecture import (
     Architecture,
     backbone_of,
@@ -30,7 +31,7 @@ from ragkv.model.architecture import (
     is_verified,
     probe_rope_kinds,
 )
-from ragkv.model.default_model import DEFAULT_MODEL, from_default
+from ragkv.model.default_model import DEFAULT_MODEL
 from ragkv.model.fingerprint import fingerprint_of, state_of
 from ragkv.model.folders import check_place, near
 from ragkv.model.gguf import from_gguf, gguf_file
@@ -230,9 +231,9 @@ def pretrained(auto: Any, name: str | Path | None, **kwargs: Any) -> Any:
     ModelNotFoundError
         Nothing can be loaded by this name.
     """
-    if name is None or str(name) == DEFAULT_MODEL:
-        return from_default(auto, **kwargs)
-    if (file := gguf_file(name)) is not None:
+    name = DEFAULT_MODEL if name is None else name
+    file = default_model.default_model_gguf() if str(name) == DEFAULT_MODEL else gguf_file(name)
+    if file is not None:
         return from_gguf(auto, file, **kwargs)
     needs_config = auto is not AutoTokenizer and not {"gguf_file", "subfolder"} & kwargs.keys()
     place = check_place(name, configured=needs_config) or name
