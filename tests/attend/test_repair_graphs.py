@@ -1,6 +1,5 @@
 """A prompt's pass as a graph in parts: the rows and logits of the eager pass."""
 
-import copy
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -8,6 +7,7 @@ from unittest.mock import MagicMock
 
 import pytest
 import torch
+from changed_models import other_attention, other_layer, other_weights
 from recording import Recording
 from tiny import FAMILIES, ask, some_chunks
 
@@ -168,23 +168,6 @@ def test_a_corrupt_layer_is_a_miss(make_engine, record, monkeypatch, tmp_path):
     found = kv.prefill(ask(CHUNKS), history=False, **how)
     assert [miss.reason for miss in found.report.misses] == ["checksum"]
     assert_equal([found], [expected])
-
-
-def other_weights(kv: RagKV) -> None:
-    for parameter in kv.loaded.model.parameters():
-        parameter.data = parameter.data.clone() * 1.5
-
-
-def other_layer(kv: RagKV) -> None:
-    layer = kv.loaded.model.model.layers[1]
-    layer.mlp = copy.deepcopy(layer.mlp)
-    with torch.no_grad():
-        layer.mlp.down_proj.weight.mul_(-2)
-
-
-def other_attention(kv: RagKV) -> None:
-    """Passes have ragkv's attention in any case: the graphs stay."""
-    kv.loaded.model.set_attn_implementation("eager")
 
 
 class Adapted(torch.nn.Linear):

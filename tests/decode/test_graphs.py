@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+from changed_models import other_attention, other_layer, other_weights
 from recording import Recording
 from tiny import FAMILIES, ask, some_chunks, tiny_tokenizer
 
@@ -119,26 +120,9 @@ def test_a_graph_holds_no_prompts_memory(make_engine, recorded):
     assert memory() is None
 
 
-def other_weights(kv: RagKV) -> None:
-    """Weights at other addresses, as after ``model.to``."""
-    for parameter in kv.loaded.model.parameters():
-        parameter.data = parameter.data.clone() * 1.5
-
-
-def other_layer(kv: RagKV) -> None:
-    layer = kv.loaded.model.model.layers[1]
-    layer.mlp = copy.deepcopy(layer.mlp)
-    with torch.no_grad():
-        layer.mlp.down_proj.weight.mul_(-2)
-
-
 def changed_in_place(kv: RagKV) -> None:
     with torch.no_grad():
         kv.loaded.model.model.layers[2].mlp.up_proj.weight.mul_(-2)
-
-
-def other_attention(kv: RagKV) -> None:
-    kv.loaded.model.set_attn_implementation("eager")
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tiny
 import torch
 from gguf_files import split, write_gguf
 from tiny import LINEAR, SIZE, YARN, ask, random_model, some_chunks, tiny_model, tiny_tokenizer
@@ -18,14 +19,7 @@ from ragkv.model.load import load_model, pretrained
 
 FAMILIES = ["llama", "qwen2", "qwen3", "gemma3"]
 IDS = torch.arange(4, 260)[None]
-LLAMA3 = {
-    "rope_type": "llama3",
-    "rope_theta": 500000.0,
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 8192,
-}
+LLAMA3 = {**tiny.LLAMA3, "original_max_position_embeddings": 8192}
 
 
 @pytest.fixture(autouse=True)
