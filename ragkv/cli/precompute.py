@@ -34,9 +34,6 @@ if TYPE_CHECKING:
     from ragkv.ingest.documents import Document
     from ragkv.workers.worker import Row
 
-_BEFORE, _NEW = 2, 6
-"""Number of chunks before the first version of a run, and of versions computed in it."""
-
 
 def precompute(
     paths: Paths,
@@ -67,7 +64,7 @@ def precompute(
         bool,
         typer.Option(
             "--neighbours",
-            help="Also store versions of the chunks, computed behind the chunks before them: "
+            help="Also compute each chunk behind the chunks before it (with workers: of its file): "
             "answers are nearer to a full prefill's, for three times the time and twice the space.",
         ),
     ] = False,
@@ -83,8 +80,6 @@ def precompute(
 
     if sink_from is not None and sink != "auto":
         raise ConfigError("--sink and --sink-from: give one of them")
-    if neighbours and (workers > 1 or ray is not None):
-        raise ConfigError("--neighbours takes one process: leave out --workers and --ray")
     texts, system_prompt = read_texts(paths), read_system_prompt(sink_from)
     if store == MEMORY:
         raise ConfigError(
@@ -105,9 +100,7 @@ def precompute(
                 highlight=False,
             )
             try:
-                report = precompute_documents(kv.precompute, grouped(parts))
-                if neighbours:
-                    store_versions(kv, [text for each in parts for text in each.texts])
+                report = precompute_documents(kv.precompute, grouped(parts), neighbours=neighbours)
             except KeyboardInterrupt:
                 unique = {text.strip() for each in parts for text in each.texts}
                 _stop(sum(map(kv.contains, unique)), len(unique), "chunks")
@@ -119,7 +112,8 @@ def precompute(
             store_on_ray = extension("ray", "ragkv-ray")
             store_in = partial(store_on_ray, address=ray, num_gpus=gpus)
         began = time.perf_counter()
-        rows = _rows(store_in(partial(IngestWorker, opened, cut), files, workers), files)
+        worker = partial(IngestWorker, opened, cut, neighbours=neighbours)
+        rows = _rows(store_in(worker, files, workers), files)
         report = total(rows, time.perf_counter() - began)
         failed = [row for row in rows if row["status"] == "failed"]
     if as_json:
@@ -128,7 +122,7 @@ def precompute(
         out.print(
             f"{report.new} new, {report.existing} already stored, {report.skipped} too short, "
             f"{report.too_long} too long for the model, {report.unknown_token} with unknown "
-            f"tokens, {report.removed} removed; "
+            f"tokens, {report.removed} removed, {count(report.versions, 'version')}; "
             f"{count(report.tokens, 'token')}, {report.bytes / 1e6:.1f} MB "
             f"in {report.seconds:.1f} s.",
             highlight=False,
@@ -138,16 +132,6 @@ def precompute(
             f"not stored: {len(failed)} of {count(len(files), 'file')}, e.g. "
             f"{failed[0]['document']}: {failed[0]['reason']}"
         )
-
-
-def store_versions(kv: RagKV, texts: Sequence[str]) -> None:
-    """Store a version of each chunk behind those before it; the last ones precede the first."""
-    stored = [text for text in dict.fromkeys(texts) if kv.contains(text)]
-    err.print(f"Computing {count(len(stored), 'chunk')} behind their neighbours.", highlight=False)
-    for first in range(0, len(stored), _NEW):
-        before = stored[first - _BEFORE : first] or stored[-_BEFORE:]
-        kv.prefetch([*before, *stored[first : first + _NEW]], for_next_answer=False)
-        kv.wait()
 
 
 def _rows(batches: Iterator[list[Row]], files: Sequence[Document]) -> list[Row]:

@@ -121,6 +121,7 @@ class RemoteRagKV:
         document: str | None = None,
         revision: str | None = None,
         expires_in: float | None = None,
+        neighbours: bool = False,
         show_progress: bool | None = False,
         **overrides: Any,
     ) -> PrecomputeReport:
@@ -130,8 +131,8 @@ class RemoteRagKV:
         ------
         StoreFullError, ServerError, ConfigError
         """
-        reuse = reuse_fields(self.reuse, overrides) or None
-        given = _given(document=document, revision=revision, expires_in=expires_in, ragkv=reuse)
+        given = _given(document=document, revision=revision, expires_in=expires_in)
+        given |= {"neighbours": neighbours, "ragkv": reuse_fields(self.reuse, overrides)}
         chunks = _checked(texts)
         total = PrecomputeReport()
         with IngestionProgress(list(map(len, chunks)), show=show_progress) as progress:

@@ -133,6 +133,7 @@ class RagKV:
         document: str | None = None,
         revision: str | None = None,
         expires_in: float | None = None,
+        neighbours: bool = False,
         show_progress: bool | None = False,
         **overrides: Unpack[ReuseOptions],
     ) -> PrecomputeReport:
@@ -146,22 +147,27 @@ class RagKV:
         revision
             The document's state, such as its hash: chunks of the same revision stay.
         expires_in
-            Seconds until the chunks expire; the latest of several times holds. None never expires
-            new chunks.
+            Seconds until the chunks expire; the latest of several times holds. None: never.
+        neighbours
+            Also compute each chunk behind the chunks before it: answers are nearer to a full
+            prefill's, for three times the ingestion's time and twice the space.
         show_progress
             Report progress on standard error; None shows a bar in a terminal, and lines elsewhere.
 
-        Raises
-        ------
-        StoreFullError
-            The disk or the quota is full, or would be; stored chunks remain.
+        Raises StoreFullError if the disk or the quota is full, or would be; stored chunks remain.
         """
         setting, chunks = self._configured(overrides), check_texts(texts)
         if self._reuse is None:
             return PrecomputeReport()
         with self._lifecycle:
             return self._reuse.precompute(
-                chunks, setting, document, revision, expires_in, show_progress=show_progress
+                chunks,
+                setting,
+                document,
+                revision,
+                expires_in,
+                neighbours=neighbours,
+                show_progress=show_progress,
             )
 
     @typed_memory_errors

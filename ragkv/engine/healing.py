@@ -4,33 +4,38 @@ A *run* is a prompt up to the end of one of its chunks. A run that was requested
 prefetched, is computed chunk by chunk, and every later prompt finds its rows in the tree. A stored
 chunk behind only the sink and stored chunks is also a *version* (Cache-Craft): prompts that have it
 behind different chunks can take the version instead of its entry, and the store keeps it. A version
-contains no other text of a prompt.
+contains no other text of a prompt. Ingestion can compute one of each chunk, behind its neighbours.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-import unicodedata
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import NamedTuple
+from itertools import takewhile
 
 import numpy as np
-import numpy.typing as npt
-import torch
 
 from ragkv.attend.forward import SubsetPass
 from ragkv.attend.graphs import look_over, repair_forward
-from ragkv.attend.observe import LayerCall, Observer, attention_to_groups
 from ragkv.chunk.sinks import SINKS_KEPT, Sink
-from ragkv.engine.plan import Located, Plan
+from ragkv.engine.plan import Plan
 from ragkv.engine.request import Request
+from ragkv.engine.runs import (
+    Paid,
+    Run,
+    RunChunk,
+    adds_attention,
+    chain_of,
+    chunk_at,
+    chunks_of,
+    version_in,
+)
 from ragkv.history.history import History
-from ragkv.history.node import Rows
 from ragkv.history.versions import Versions
 from ragkv.ingest.corpus import Corpus
 from ragkv.model.fingerprint import Fingerprint
@@ -40,52 +45,19 @@ from ragkv.prompt.tokens import IntArray, Tokens, tokenize
 from ragkv.schedule.beside import IdleWork
 from ragkv.schedule.requests import Cancelled, RequestQueue
 from ragkv.splice.buffer import SplicedCache
-from ragkv.splice.layout import Layout, lay_out
+from ragkv.splice.layout import lay_out
 from ragkv.splice.place import splice
-from ragkv.store.version import PathSpan, Version, context_impact, digest_of_path
 
-Paid = npt.NDArray[np.float64]
 MOST_RUNS = 512
 """Number of runs whose requests are counted: the most recently requested ones."""
 ENOUGH = 2
 """Number of requests after which a run is healed."""
-_LONGEST_SEPARATOR = 32
+_WINDOWS = ((2, 6), (2, 3), (2, 1), (1, 1))
+"""Numbers of chunks before the first version of an ingestion's pass, and of versions in it."""
+_WINDOW_TOKENS = 4096
+"""Most tokens of such a pass; longer ones take the next numbers."""
 _GAP = "\n\n"
 """Text between prefetched chunks, until a prompt shows a different separator."""
-
-
-class RunChunk(NamedTuple):
-    """A chunk of a run.
-
-    Attributes
-    ----------
-    text
-        The chunk's text.
-    first, end
-        Its tokens, without those that extend beyond it.
-    stop
-        End of the last token that has a character of it.
-    offsets
-        ``[tokens, 2]`` characters of its text that its tokens cover.
-    """
-
-    text: str
-    first: int
-    end: int
-    stop: int
-    offsets: IntArray
-
-
-@dataclass(slots=True, eq=False)
-class _Run:
-    """Chunks behind a sink. The first ``chain`` of them follow it, and one another, directly."""
-
-    ids: IntArray
-    chunks: tuple[RunChunk, ...]
-    chain: int
-    sink: Sink
-    begun: float  # chunks that were deleted later are not kept
-    requests: int = 0
 
 
 class Healing:
@@ -110,7 +82,7 @@ class Healing:
         self._versions = versions
         self._idle = IdleWork(corpus.loaded, requests)
         self._budget = budget
-        self._runs = OrderedDict[tuple[int, Fingerprint], _Run]()
+        self._runs = OrderedDict[tuple[int, Fingerprint], Run]()
         self._frames: dict[str, tuple[Rendered, str]] = {}
         self._works = False
         self._lock = threading.Lock()
@@ -132,7 +104,7 @@ class Healing:
             tokenize(located.rendered, self._corpus.loaded.tokenizer).ids, tokens.ids
         )
         # other prompts, which the tokenizer writes, use versions
-        chain = _chain(located, sink, chunks) if usual else 0
+        chain = chain_of(located, sink, chunks) if usual else 0
         if chain == len(chunks):
             first, *others = located.known or ()
             gap = located.text[first.end : others[0].start] if others else _GAP
@@ -140,33 +112,37 @@ class Healing:
             self._frames[sink.rendered.text] = head, gap
             while len(self._frames) > SINKS_KEPT:
                 del self._frames[next(iter(self._frames))]
-        return self._count(_Run(tokens.ids, chunks, chain, sink, request.clock.started, 1))
+        return self._count(Run(tokens.ids, chunks, chain, sink, request.clock.started, 1))
 
     def prefetch(self, texts: Sequence[str], sink: Sink) -> bool:
         """Request the run of chunks in this order; return as :meth:`note` does."""
+        run = self._run_of(list(dict.fromkeys(texts)), sink)
+        self._corpus.refresh()
+        if run is None or not all(map(self._corpus.has, texts)):
+            return False
+        return self._budget > 0 and self._count(run)
+
+    def _run_of(self, texts: Sequence[str], sink: Sink) -> Run | None:
+        """Return the run of distinct chunks in this order; None if it is too long."""
         begun = time.perf_counter()
         frame = self._frames.get(sink.rendered.text)
         head, gap = frame or (sink.rendered, _GAP)
         text, spans = head.text, list[tuple[str, int]]()
-        for each in dict.fromkeys(texts):
+        for each in texts:
             text += gap if spans else ""
             spans.append((each, len(text)))
             text += each
         rendered = Rendered(text, head.add_special_tokens)
         tokens = tokenize(rendered, self._corpus.loaded.tokenizer)
-        chunks = tuple(_chunk(tokens, each, start) for each, start in spans)
+        chunks = tuple(chunk_at(tokens, each, start) for each, start in spans)
         limit = self._corpus.loaded.positions
         fits = limit is None or len(tokens) < limit
         fits = fits and not len(self._corpus.loaded.without_embedding(tokens.ids))
         if not fits or self._history.is_beyond(len(tokens)):
-            return False
-        self._corpus.refresh()
-        if not all(map(self._corpus.has, texts)):
-            return False
-        run = _Run(tokens.ids, chunks, len(chunks), sink, begun, ENOUGH)
-        return self._budget > 0 and self._count(run)
+            return None
+        return Run(tokens.ids, chunks, len(chunks), sink, begun, ENOUGH)
 
-    def _count(self, whole: _Run) -> bool:
+    def _count(self, whole: Run) -> bool:
         with self._lock:
             is_due = False
             for count, chunk in enumerate(whole.chunks, 1):
@@ -199,7 +175,7 @@ class Healing:
                         self._works = False
                     raise
 
-    def _next(self) -> _Run | None:
+    def _next(self) -> Run | None:
         with self._lock:
             runs = [run for run in self._runs.values() if run.requests >= ENOUGH]
             if not runs:
@@ -209,7 +185,7 @@ class Healing:
             hottest.requests = 0
             return hottest
 
-    def _heal(self, run: _Run) -> None:
+    def _heal(self, run: Run) -> None:
         loaded = self._corpus.loaded
         row = loaded.architecture.values_per_token * loaded.dtype.itemsize
         if len(run.ids) * row > self._budget // 2:
@@ -218,15 +194,22 @@ class Healing:
             if self._corpus.sinks.usable_fingerprint().weights != run.sink.fingerprint.weights:
                 return
             if not self._is_exact(run, chunk):
-                cache, paid = self._idle.run(partial(self._compute, run, at), chunk.stop)
-                self._keep(run, at, (cache.keys, cache.values), paid)
+                start = run.chunks[at - 1].stop if at else 0
+                is_version = 0 < at < run.chain and chunk.first < chunk.end
+                compute = partial(self._compute, run, start, at, observed=is_version)
+                cache, paid = self._idle.run(compute, chunk.stop)
+                self.tokens += chunk.stop - start
+                model, rows = run.sink.fingerprint, (cache.keys, cache.values)
+                self._history.keep_exact(run.ids[: chunk.stop], rows, model, run.begun)
+                if is_version:
+                    self._versions.keep(version_in(run, at, paid), rows)
         with self._lock:
             for chunk in run.chunks:
                 part = self._runs.get(_key(run.ids[: chunk.stop], run.sink))
                 if part is not None:  # computed with the whole run
                     part.requests = 0
 
-    def _is_exact(self, run: _Run, chunk: RunChunk) -> bool:
+    def _is_exact(self, run: Run, chunk: RunChunk) -> bool:
         """Whether the tree has the chunk's exact rows, restored from the store if necessary."""
         path = run.ids[: chunk.stop]
         if self._history.exact_rows(path, run.sink.fingerprint).exact == chunk.stop:
@@ -235,39 +218,84 @@ class Healing:
             chunk.text, path[: chunk.end], chunk.first, run.sink.fingerprint, run.begun
         )
 
-    def _compute(self, run: _Run, at: int) -> tuple[SplicedCache, Paid | None]:
-        """Compute one chunk of a run behind the exact rows of those before it.
+    def _compute(
+        self, run: Run, start: int, last: int, *, observed: bool
+    ) -> tuple[SplicedCache, Paid]:
+        """Compute a run's rows from ``start`` to the end of its chunk ``last``.
+
+        The rows before ``start`` are exact rows of the tree.
 
         Returns
         -------
         tuple
-            The cache, and for a version ``[tokens, chunks]`` the attention of its tokens to each
-            chunk up to itself, summed over the layers.
+            The cache, and ``[tokens, chunks]``: the attention of the computed rows to each chunk,
+            mean over the layers, or zeros unless ``observed``.
         """
-        loaded, chunk = self._corpus.loaded, run.chunks[at]
-        start = run.chunks[at - 1].stop if at else 0
-        ids = run.ids[: chunk.stop]
+        loaded, chunks = self._corpus.loaded, run.chunks[: last + 1]
+        ids = run.ids[: chunks[-1].stop]
         exact = self._history.exact_rows(ids, run.sink.fingerprint).between(0, start)
         layout = lay_out(Tokens(ids, np.zeros((len(ids), 2), np.int32)), ids[:0], (), exact)
         cache = splice(layout, None, loaded, 0)
-        paid: Paid | None = None
-        observer: Observer | None = None
-        if 0 < at < run.chain and chunk.first < chunk.end:
-            paid, observer = _attention(run.chunks[: at + 1], layout, loaded.device)
+        paid = np.zeros((len(ids), len(chunks)))
+        observer = adds_attention(paid, chunks, loaded.device) if observed else None
         look_over(loaded)
         repair_forward(loaded, SubsetPass(ids, layout.fresh, cache, observer=observer))
-        self.tokens += len(layout.fresh)
-        return cache, paid
+        return cache, paid / loaded.architecture.layers
 
-    def _keep(self, run: _Run, at: int, rows: Rows, paid: Paid | None) -> None:
-        """Keep a chunk's rows, and its version; the model is free meanwhile."""
-        chunk = run.chunks[at]
-        model = run.sink.fingerprint
-        self._history.keep_exact(run.ids[: chunk.stop], rows, model, run.begun)
-        if paid is not None:
-            own = rows[0][:, :, chunk.first : chunk.end], rows[1][:, :, chunk.first : chunk.end]
-            layers = self._corpus.loaded.architecture.layers
-            self._versions.keep(_version(run, at, paid / layers), own)
+    # ---- ingestion
+
+    def add_versions(self, texts: Sequence[str], sink: Sink) -> Iterator[tuple[str, int]]:
+        """Store a version of each chunk that has none, behind the chunks before it.
+
+        The last chunks precede the first. A chunk gets none if it exceeds 4,096 tokens or the
+        model's positions together with a neighbour.
+
+        Parameters
+        ----------
+        texts
+            Distinct stored chunks, in the order of their documents.
+
+        Yields
+        ------
+        tuple
+            A chunk, and the bytes of its version in the store.
+
+        Raises
+        ------
+        StoreError
+            A version cannot be written; earlier ones are kept.
+        """
+        if len(texts) < 2:
+            return
+        self._corpus.refresh()
+        missing = {text for text in texts if not self._versions.has(text, sink.fingerprint)}
+        for at, text in enumerate(texts):
+            window = self._window(texts, missing, at, sink) if text in missing else None
+            if window is None:
+                continue
+            run, first = window
+            compute = partial(self._compute, run, 0, len(run.chunks) - 1, observed=True)
+            (cache, paid), _ = self._corpus.passes.run(compute)
+            self._corpus.sinks.require_unchanged(sink)
+            rows = cache.keys, cache.values
+            if not self._versions.is_stored:
+                self._history.keep_exact(run.ids, rows, sink.fingerprint, run.begun)
+            for number, chunk in enumerate(run.chunks[first:], first):
+                missing.remove(chunk.text)
+                yield chunk.text, self._versions.add(version_in(run, number, paid), rows)
+
+    def _window(
+        self, texts: Sequence[str], missing: Collection[str], at: int, sink: Sink
+    ) -> tuple[Run, int] | None:
+        """Return the longest run with versions from ``at`` on, and the number of chunks before."""
+        for before, count in _WINDOWS:
+            new = texts[at : at + min(count, len(texts) - 1)]
+            new = list(takewhile(missing.__contains__, new))
+            behind = [texts[each] for each in range(at - before, at) if texts[each] not in new]
+            run = self._run_of([*dict.fromkeys(behind), *new], sink)
+            if run is not None and len(run.ids) <= _WINDOW_TOKENS:
+                return run, len(run.chunks) - len(new)
+        return None
 
     def stop(self) -> None:
         """Stop before the next layer, for good."""
@@ -284,86 +312,3 @@ class Healing:
 
 def _key(ids: IntArray, sink: Sink) -> tuple[int, Fingerprint]:
     return hash(ids.tobytes()), sink.fingerprint
-
-
-def chunks_of(located: Located) -> Iterable[RunChunk]:
-    """Yield the prompt's chunks in order, up to the first that is not whole."""
-    end = 0
-    for span in located.known or ():
-        if span.end - span.start != len(span.text):
-            return
-        chunk = _chunk(located.tokens, span.text, span.start)
-        if chunk.first < end or chunk.end <= chunk.first:
-            return
-        end = chunk.stop
-        yield chunk
-
-
-def _chunk(tokens: Tokens, text: str, start: int) -> RunChunk:
-    """Return the chunk at a character of the prompt."""
-    end = start + len(text)
-    own, stop = tokens.inside(start, end), tokens.touching(start, end).stop
-    return RunChunk(text, own.start, own.stop, stop, tokens.offsets[own] - np.int32(start))
-
-
-def _chain(located: Located, sink: Sink, chunks: Sequence[RunChunk]) -> int:
-    """Count the first chunks that follow the whole sink and one another.
-
-    A repeated chunk ends the chain, and so does any text between chunks except a separator: a few
-    visible characters of punctuation, which carry no content.
-    """
-    ids = located.tokens.ids[: len(sink.ids)]
-    if not np.array_equal(ids, sink.ids):
-        return 0
-    end = located.tokens.characters(len(sink.ids))
-    seen = set[str]()
-    for count, (chunk, span) in enumerate(zip(chunks, located.known or (), strict=False)):
-        gap = located.text[end : span.start]
-        if not _is_separator(gap) or chunk.text in seen:
-            return count
-        seen.add(chunk.text)
-        end = span.end
-    return len(chunks)
-
-
-def _is_separator(gap: str) -> bool:
-    kinds = {unicodedata.category(each)[0] for each in "".join(gap.split())}
-    return len(gap) <= _LONGEST_SEPARATOR and kinds <= {"P"}
-
-
-def _attention(
-    chunks: Sequence[RunChunk], layout: Layout, device: torch.device
-) -> tuple[Paid, Observer]:
-    """Return the last chunk's attention to each chunk, and the observer that adds each layer's."""
-    member = torch.zeros(len(layout), len(chunks), dtype=torch.float32, device=device)
-    for group, each in enumerate(chunks):
-        member[each.first : each.end, group] = 1.0
-    own = (layout.fresh >= chunks[-1].first) & (layout.fresh < chunks[-1].end)
-    paid = np.zeros((int(own.sum()), len(chunks)))
-
-    def observe(call: LayerCall) -> None:
-        paid[:] += attention_to_groups(call, member).cpu().numpy()[own]
-
-    return paid, observe
-
-
-def _version(run: _Run, at: int, paid: Paid) -> Version:
-    """Return the version of a run's chunk; ``paid`` is its tokens' attention."""
-    chunk, before = run.chunks[at], run.chunks[:at]
-    between = np.zeros((at + 1, at + 1))
-    between[at] = paid.sum(axis=0)
-    sizes = np.array([each.end - each.first for each in run.chunks[: at + 1]])
-    order = np.argsort(-paid[:, :at].sum(axis=1), kind="stable")
-    ids = run.ids[: chunk.end]
-    return Version(
-        chunk.text,
-        run.sink.fingerprint,
-        tuple(each.text for each in before),
-        between[at, :at].copy(),
-        float(between[at, at]),
-        float(context_impact(between, sizes)[at]),
-        np.argsort(order, kind="stable"),
-        digest_of_path(ids),
-        chunk.first,
-        place=PathSpan(ids, chunk.offsets),
-    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -17,12 +18,13 @@ from ragkv.engine.healing import Healing
 from ragkv.engine.plan import Plan
 from ragkv.engine.planner import Planner
 from ragkv.engine.request import Request
+from ragkv.errors import ConfigError
 from ragkv.explain.warnings import MissLog
 from ragkv.history.history import History
 from ragkv.history.tree import PrefixTree
 from ragkv.history.versions import Versions
 from ragkv.ingest.corpus import Corpus
-from ragkv.ingest.documents import check_revision
+from ragkv.ingest.documents import check_chunks, check_revision
 from ragkv.ingest.encode import encode, get_or_encode
 from ragkv.model.default_model import DEFAULT_MODEL
 from ragkv.model.load import load_model
@@ -31,6 +33,7 @@ from ragkv.model.lock import lock_of
 from ragkv.model.memory import default_history
 from ragkv.prompt.render import chat_head
 from ragkv.report.account import PrecomputeReport
+from ragkv.report.ingestion_progress import IngestionProgress
 from ragkv.retrieve.named import NamedChunks
 from ragkv.schedule.beside import PassesBesideRequests
 from ragkv.schedule.requests import RequestQueue
@@ -134,10 +137,15 @@ class Reuse:
         revision: str | None,
         expires_in: float | None,
         *,
+        neighbours: bool,
         show_progress: bool | None,
     ) -> PrecomputeReport:
-        """Encode the missing chunks, for the method's auxiliary model too."""
+        """Encode the missing chunks, for the method's auxiliary model too, and their versions."""
         config, method = setting
+        if neighbours and not (config.history and method.uses_chunks):
+            raise ConfigError("neighbours=True needs history=True and a method that reuses chunks")
+        if neighbours and not self.versions.are_kept:
+            raise ConfigError("this store keeps no versions: neighbours=True needs a folder")
         corpora = [(self.corpus, self.corpus.sinks.configured(config))]
         if method.auxiliary:
             corpora.append(self.auxiliaries.corpus(config))
@@ -156,7 +164,27 @@ class Reuse:
         if config.history:
             self.versions.note_ingested(chunks)
         self._drop_after(reports[0].removed)
-        return reports[0]
+        if not neighbours:
+            return reports[0]
+        return reports[0] + self._add_versions(chunks, corpora[0][1], show_progress=show_progress)
+
+    def _add_versions(
+        self, chunks: Sequence[str], sink: Sink, *, show_progress: bool | None
+    ) -> PrecomputeReport:
+        """Store versions of the stored chunks, behind one another."""
+        began = time.perf_counter()
+        stored = [text for text in check_chunks(chunks) if self.corpus.contains(text, sink)]
+        missing = [text for text in stored if not self.versions.has(text, sink.fingerprint)]
+        versions = nbytes = 0
+        lengths = list(map(len, missing))
+        with IngestionProgress(lengths, show=show_progress, unit="version") as progress:
+            for text, written in self.healing.add_versions(stored, sink):
+                progress.stored(len(text))
+                progress.say_left()
+                versions += 1
+                nbytes += written
+        seconds = time.perf_counter() - began
+        return PrecomputeReport(versions=versions, bytes=nbytes, seconds=seconds)
 
     def load(self, named: Sequence[str], setting: tuple[ReuseConfig, Method]) -> None:
         """Start loading the chunks of the next prompts."""

@@ -184,7 +184,9 @@ class Versions:
         self._loaded, self._store, self._history = loaded, store, history
         self._is_chunk, self._lossless = is_chunk, lossless
         self._stored = StoredVersions(store)
-        self._writable = writable and self._stored.keeps
+        self.is_stored = writable and self._stored.keeps
+        """Whether the store keeps versions; otherwise only the tree has their rows."""
+        self.are_kept = self.is_stored or (store.backend.private and history.keeps)
         self._ingested = set[str]()  # chunks of ingestions
         self._noting = threading.Lock()
 
@@ -262,32 +264,47 @@ class Versions:
 
     # ---- new ones
 
+    def has(self, text: str, model: Fingerprint) -> bool:
+        """Whether the chunk has a version that has not expired."""
+        return not all(each.has_expired for each in self._of(text, model))
+
     def keep(self, version: Version, rows: Rows) -> None:
-        """Keep a version of ingested chunks, in memory and in the store, and evict others.
+        """Keep a version as :meth:`add` does; log the errors of the store."""
+        try:
+            self.add(version, rows)
+        except StoreError as error:
+            _log.warning("a version was not stored: %s", error)
+
+    def add(self, version: Version, rows: Rows) -> int:
+        """Keep a version of ingested chunks, and evict others; return the bytes in the store.
 
         Parameters
         ----------
         rows
-            The chunk's rows, with keys rotated at its position.
+            The rows of its path at least, with rotated keys.
+
+        Raises
+        ------
+        StoreError
         """
         texts, place = (*version.prefix, version.text), version.place
         if place is None or not all(map(self._is_ingested, texts)):
-            return
+            return 0
         times = [self._store.expiry(text) for text in texts]
         expires_at = min((time for time in times if time is not None), default=None)
         version = replace(version, expires_at=expires_at)
         evicted = self.kept.add(version)
-        if not self._writable:
-            return
-        own = ChunkKV(version.text, place.ids[version.first :], place.offsets, *rows)
+        if not self.is_stored:
+            return 0
+        span = slice(version.first, len(place.ids))
+        keys, values = (each[:, :, span] for each in rows)
+        own = ChunkKV(version.text, place.ids[span], place.offsets, keys, values)
         if not self._lossless:  # codecs expect unrotated keys
             own = unrotated(own, version.first, self._loaded)
-        try:
-            self._stored.put(version, own)
-            for each in evicted:
-                self._stored.delete(each)
-        except StoreError as error:
-            _log.warning("a version was not stored: %s", error)
+        written = self._stored.put(version, own)
+        for each in evicted:
+            self._stored.delete(each)
+        return written
 
     # ---- details
 

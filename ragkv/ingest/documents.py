@@ -97,6 +97,7 @@ def precompute_documents(
     precompute: Callable[..., PrecomputeReport],
     documents: Documents,
     *,
+    neighbours: bool = False,
     show_progress: bool | None = None,
     **settings: Any,
 ) -> PrecomputeReport:
@@ -110,7 +111,7 @@ def precompute_documents(
         As in :meth:`ragkv.RagKV.precompute`.
     """
     texts = [text for part in documents.values() for text in part]
-    total = precompute(texts, show_progress=show_progress, **settings)
+    total = precompute(texts, neighbours=neighbours, show_progress=show_progress, **settings)
     removed = sum(
         precompute(part, document=key[0], revision=key[1], show_progress=False, **settings).removed
         for key, part in documents.items()

@@ -330,6 +330,8 @@ class PrecomputeReport:
         Chunks longer than the model's positions: not encoded.
     unknown_token
         Chunks with a token without an embedding in the model: not encoded.
+    versions
+        Chunks that were also computed behind their neighbours, by ``neighbours=True``.
     """
 
     new: int = 0
@@ -341,6 +343,7 @@ class PrecomputeReport:
     removed: int = 0
     too_long: int = 0
     unknown_token: int = 0
+    versions: int = 0
 
     def __add__(self, other: Self) -> Self:
         """Return the sum of two reports."""

@@ -39,6 +39,7 @@ class ChunkFields(PrefetchFields):
     document: Annotated[str, Field(min_length=1, max_length=4096)] | None = None
     revision: Annotated[str, Field(max_length=4096)] | None = None
     expires_in: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    neighbours: bool = False
     wait: bool = True
 
 
@@ -57,7 +58,9 @@ async def precompute(request: Request, service: State, engine: Engine) -> Respon
     overrides = overrides_of(engine, body.ragkv)
     texts = list(dict.fromkeys(text.strip() for text in body.texts))
     revision = check_revision(body.revision, body.document)
-    job = IngestionJob(engine, texts, body.document, revision, body.expires_in, overrides)
+    job = IngestionJob(
+        engine, texts, body.document, revision, body.expires_in, body.neighbours, overrides
+    )
     ended = service.ingestion.submit(job)
     if body.wait:
         await asyncio.wait({ended}, timeout=service.settings.timeout)

@@ -38,6 +38,7 @@ class IngestionJob:
     document: str | None
     revision: str | None
     expires_in: float | None
+    neighbours: bool
     overrides: dict[str, Any]
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
     status: Literal["running", "done", "failed"] = "running"
@@ -72,7 +73,7 @@ class IngestionJob:
             if stopping.is_set():
                 raise ClosedError("the server is stopping")
             part = self.texts[at : at + AT_ONCE]
-            total += self.engine.precompute(part, **given)
+            total += self.engine.precompute(part, neighbours=self.neighbours, **given)
             self.done += len(part)
         if self.document is not None:  # all chunks are stored: assign them to the document
             last = self.engine.precompute(

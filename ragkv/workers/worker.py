@@ -59,7 +59,8 @@ class IngestWorker:
     """Stores documents with an engine of its own.
 
     ``open_engine`` loads the engine; ``cut`` divides a document's text into chunks, where its texts
-    are not chunks. Both reach another process by pickle. ``threads`` are torch's.
+    are not chunks. Both reach another process by pickle. ``threads`` are torch's; the other
+    arguments are those of :meth:`ragkv.RagKV.precompute`.
     """
 
     def __init__(
@@ -69,11 +70,13 @@ class IngestWorker:
         *,
         threads: int,
         expires_in: float | None = None,
+        neighbours: bool = False,
     ) -> None:
         import torch
 
         torch.set_num_threads(threads)
-        self._kv, self._cut, self._expires_in = open_engine(), cut, expires_in
+        self._kv, self._cut = open_engine(), cut
+        self._given = {"expires_in": expires_in, "neighbours": neighbours}
 
     def store(self, documents: Sequence[Document]) -> list[Row]:
         """Store documents and return the row of each; one that fails keeps no other from it."""
@@ -88,7 +91,7 @@ class IngestWorker:
         has = self._kv.contains
         parts = [self._cut(self._kv, each) for each in documents]
         missing = [[text for text in part.texts if not has(text)] for part in parts]
-        how: dict[str, Any] = {"show_progress": False, "expires_in": self._expires_in}
+        how: dict[str, Any] = {"show_progress": False, **self._given}
         report = precompute_documents(self._kv.precompute, grouped(parts), **how)
         rows = list[Row]()
         for document, part, new in zip(documents, parts, missing, strict=True):

@@ -162,8 +162,9 @@ def test_a_real_interrupt_shows_no_traceback(model, files, tmp_path):
 
 
 def test_versions_behind_neighbours_serve_prompts_of_any_order(run, files, model, tmp_path):
-    assert run("--neighbours", "--workers", 2).exit_code == 2
-    assert run("--neighbours").exit_code == 0
+    done = run("--neighbours")
+    assert done.exit_code == 0
+    assert f"{TOTAL} versions" in done.stdout
     texts = [path.read_text() for path in sorted(files.iterdir())]
     with RagKV(model, store=tmp_path / "store") as kv:
         for order in ([4, 0, 2, 5], [3, 1, 0]):

@@ -260,7 +260,7 @@ def test_precompute_asks_until_it_is_done(connect, stub):
     stub.answers["POST /v1/chunks"] = [httpx.Response(202, json=job)]
     stub.answers["GET /v1/chunks/j1"] = [job, {**job, "status": "done", "report": made}]
     report = connect().precompute(
-        (text for text in ("a", "b")), document="d", expires_in=5, sink="Read:"
+        (text for text in ("a", "b")), document="d", expires_in=5, neighbours=True, sink="Read:"
     )
     assert (report.new, report.tokens, report.seconds) == (2, 9, 0.5)
     assert stub.bodies("/v1/chunks") == [
@@ -269,6 +269,7 @@ def test_precompute_asks_until_it_is_done(connect, stub):
             "wait": False,
             "document": "d",
             "expires_in": 5,
+            "neighbours": True,
             "ragkv": {"sink": "Read:"},
         }
     ]

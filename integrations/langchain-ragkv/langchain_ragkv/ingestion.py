@@ -32,7 +32,7 @@ class RagKVTransformer(BaseDocumentTransformer):
     document_prompt
         How the chain renders a document, as in ``create_stuff_documents_chain``; None
         is its ``page_content``.
-    show_progress
+    show_progress, neighbours
         As in :meth:`ChatRagKV.precompute`.
     by_document
         Store each chunk under the source document that ``metadata["source"]`` names, or another
@@ -52,12 +52,13 @@ class RagKVTransformer(BaseDocumentTransformer):
         kv: Engine | None = None,
         document_prompt: BasePromptTemplate[str] | None = None,
         show_progress: bool | None = None,
+        neighbours: bool = False,
         by_document: bool | str = False,
     ) -> None:
         self._engine, self._bound = engine_of(llm, kv)
         self._source_key = "source" if by_document is True else by_document or None
         self._document_prompt = document_prompt
-        self._show_progress = show_progress
+        self._given = {"show_progress": show_progress, "neighbours": neighbours}
 
     def transform_documents(
         self,
@@ -76,7 +77,7 @@ class RagKVTransformer(BaseDocumentTransformer):
 
     def precompute(self, documents: Documents) -> PrecomputeReport:
         """Encode the chunks of documents."""
-        given = {"show_progress": self._show_progress, **self._bound}
+        given = {**self._given, **self._bound}
         return precompute_documents(self._engine.precompute, documents, **given)
 
     def forget(self, document: str) -> None:

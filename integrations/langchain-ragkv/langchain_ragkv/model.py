@@ -343,8 +343,9 @@ class ChunkReuse(OverEngine, BaseModel):
             As in :meth:`ragkv.RagKV.precompute`; None shows the bar in a terminal, and
             lines elsewhere.
         **settings
-            ``document``, ``revision`` and ``expires_in`` as there: the document whose chunks these
-            are, so that chunks of an older version are deleted, and the seconds until they expire.
+            ``document``, ``revision``, ``expires_in`` and ``neighbours`` as there: the document
+            whose chunks these are, so that chunks of an older version are deleted, the seconds
+            until they expire, and whether they are also computed behind one another.
             Fields of :class:`ragkv.ReuseConfig`, such as ``sink``.
         """
         texts = chunk_texts(documents, document_prompt)

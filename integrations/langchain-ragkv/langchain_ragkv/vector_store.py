@@ -32,7 +32,7 @@ class RagKVVectorStore(VectorStore):
     ----------
     vector_store
         Any vector store that deletes by id.
-    llm, kv, document_prompt, show_progress
+    llm, kv, document_prompt, show_progress, neighbours
         As for :class:`RagKVTransformer`.
     """
 
@@ -44,9 +44,12 @@ class RagKVVectorStore(VectorStore):
         kv: Engine | None = None,
         document_prompt: BasePromptTemplate[str] | None = None,
         show_progress: bool | None = None,
+        neighbours: bool = False,
     ) -> None:
         self.vector_store = vector_store
-        self._step = RagKVTransformer(llm=llm, kv=kv, show_progress=show_progress)
+        self._step = RagKVTransformer(
+            llm=llm, kv=kv, show_progress=show_progress, neighbours=neighbours
+        )
         self._document_prompt = document_prompt
 
     @property

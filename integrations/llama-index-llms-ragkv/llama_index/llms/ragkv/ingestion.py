@@ -49,6 +49,8 @@ class RagKVTransform(OverLLM, TransformComponent):
         ``llm.kv.forget(document=ref_doc_id)`` deletes a document's chunks.
     expires_in
         Seconds until the chunks expire; None is for ever.
+    neighbours
+        Also compute each chunk behind the chunks before it, as :meth:`ragkv.RagKV.precompute`.
     metadata_mode
         The metadata in front of a node's text. Response synthesizers write those
         of ``MetadataMode.LLM``; ``CitationQueryEngine`` and ``FaithfulnessEvaluator`` write
@@ -62,6 +64,7 @@ class RagKVTransform(OverLLM, TransformComponent):
     show_progress: bool | None = None
     by_document: bool = False
     expires_in: float | None = None
+    neighbours: bool = False
     metadata_mode: MetadataMode = MetadataMode.LLM
     metadata_key: str | None = None
 
@@ -92,7 +95,7 @@ class RagKVTransform(OverLLM, TransformComponent):
             texts = documents.setdefault(self._document_of(node), [])
             texts += rendered_texts([node], self.metadata_mode, self.metadata_key)
         settings: dict[str, Any] = {"expires_in": self.expires_in, **self._overrides}
-        settings["show_progress"] = self.show_progress
+        settings |= {"neighbours": self.neighbours, "show_progress": self.show_progress}
         precompute_documents(self._source.get().precompute, documents, **settings)
         return nodes
 
