@@ -73,9 +73,7 @@ class RagKV:
     decoder
         Decodes answers elsewhere, such as ``vllm_ragkv.decoder.VllmDecoder``; None decodes here.
 
-    Raises
-    ------
-    ModelNotFoundError, UnsupportedModelError, StoreError, ConfigError, OutOfMemoryError
+    Raises ModelNotFoundError, UnsupportedModelError, StoreError, ConfigError, OutOfMemoryError.
     """
 
     def __init__(
@@ -223,10 +221,7 @@ class RagKV:
     def wait(self) -> None:
         """Return when all background loading and encoding is done.
 
-        Raises
-        ------
-        ModelInUseError
-            The calling thread itself holds the model, which that work can wait for.
+        Raises ModelInUseError if the calling thread holds the model, which that work can wait for.
         """
         self._lock.refuse_reentry()
         with suppress(ClosedError), self._lifecycle:
