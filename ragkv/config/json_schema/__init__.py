@@ -10,8 +10,8 @@ from functools import lru_cache
 from importlib.util import find_spec
 from typing import Any
 
+from ragkv.config.json_schema.alternatives import DOCUMENT
 from ragkv.config.json_schema.grammar import grammar_from, problem_of
-from ragkv.config.json_schema.references import DOCUMENT
 from ragkv.config.json_schema.writer import SchemaPlace, SchemaWriter
 from ragkv.errors import ConfigError, MissingDependencyError, install_command
 
@@ -24,8 +24,6 @@ _REFUSALS: Mapping[str, frozenset[str]] = {
     "min/maxProperties only": frozenset({"minProperties", "maxProperties"}),
     "patternProperty regexes": frozenset({"patternProperties", "additionalProperties"}),
     "multipleOf": frozenset({"multipleOf"}),
-    "circular references": frozenset({"allOf"}),
-    "stack level": frozenset({"allOf"}),
     "range": frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"}),
     "regex": frozenset({"pattern", "format"}),
 }
@@ -52,13 +50,8 @@ class Followed:
     problem: str
 
 
-def resolved(document: Mapping[str, Any], *, closed: bool = True) -> Followed:
+def resolved(document: Mapping[str, Any]) -> Followed:
     """Prepare a JSON schema for llguidance.
-
-    Parameters
-    ----------
-    closed
-        Whether objects are closed by the rule of :mod:`ragkv.config.json_schema.writer`.
 
     Raises
     ------
@@ -67,7 +60,7 @@ def resolved(document: Mapping[str, Any], *, closed: bool = True) -> Followed:
     """
     without: frozenset[str] = frozenset()
     while True:
-        writer = SchemaWriter(document, closed=closed, without=without)
+        writer = SchemaWriter(document, without)
         schema = writer.write()
         grammar = grammar_from(schema)
         problem = problem_of(grammar)

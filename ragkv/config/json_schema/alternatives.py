@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 from itertools import product
 from math import prod
 from typing import Any
+from urllib.parse import unquote, urljoin
 
-from ragkv.config.json_schema.references import DIRECT, ELSEWHERE, NAMED, References
 from ragkv.errors import ConfigError
 
 Schema = Mapping[str, Any]
@@ -22,19 +22,37 @@ UNIONS = ("anyOf", "oneOf")
 CONDITIONS = ("if", "then", "else")
 DEPENDENT = ("dependentRequired", "dependentSchemas", "dependencies")
 UNEVALUATED = frozenset({"unevaluatedProperties", "unevaluatedItems"})
+
+NAMED = frozenset({"properties", "patternProperties", "$defs", "definitions", *DEPENDENT})
+"""Keywords whose members are schemas by name."""
+
+DIRECT = frozenset(
+    {
+        *("allOf", *UNIONS, "not", *CONDITIONS, "prefixItems", "items", "additionalItems"),
+        *("contains", "additionalProperties", "propertyNames", *UNEVALUATED),
+    }
+)
+"""Keywords whose value is a schema or a list of schemas."""
+
+DOCUMENT = "x-document"
+"""Keyword of an embedded schema that is a document of its own: its references point into it, and
+its ``strict`` applies to it only. Messages name the document by the keyword's value."""
+
+ELSEWHERE = "$ref to another document"
+"""Keyword that stands for a schema of another document."""
+
 UNKNOWN = frozenset({ELSEWHERE, "$dynamicRef", "$recursiveRef"})
 """Keywords for schemas that are not known."""
 
-UNCHANGED = (
+COPIED = (
     *("type", "enum", "const", "required", "minimum", "maximum"),
     *("exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
+    *("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"),
 )
-COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
 CONSTRAINTS = frozenset(
     {
         *((NAMED | DIRECT | UNKNOWN) - {"$defs", "definitions"}),
-        *(*UNCHANGED, *COUNTS, "$ref", "uniqueItems", "minContains", "maxContains"),
-        *("pattern", "format"),
+        *(*COPIED, "$ref", "uniqueItems", "minContains", "maxContains", "pattern", "format"),
     }
 )
 """Keywords that can make values invalid; all others are annotations."""
@@ -43,9 +61,6 @@ _OWN = CONSTRAINTS - {"$ref", "allOf", *UNIONS, *DEPENDENT, *UNEVALUATED}
 
 MOST_EXPANDED = 50_000
 """Alternatives of all schemas of a document; a schema counts as often as it is referred to."""
-
-MOST_DEPENDENCIES = 6
-"""Enforced dependencies of an object's properties; each doubles the alternatives."""
 
 FALSE: Schema = {"enum": []}
 
@@ -112,18 +127,15 @@ class Alternatives:
         """
         found = self._expand(schema, ())
         if not found:
-            raise _endless(schema)
+            raise ConfigError(
+                f"the schema {dict(schema)!r:.80} refers to itself and to nothing else"
+            )
         return found
 
     def referred(self, schema: Any) -> Any:
         """Return the target of a schema whose only constraint is a ``$ref``; otherwise itself."""
-        seen: set[int] = set()
-        while isinstance(schema, Mapping) and schema.keys() & CONSTRAINTS == {"$ref"}:
-            if id(schema) in seen:
-                raise _endless(schema)
-            seen.add(id(schema))
-            schema = self._references.target(schema)
-        return schema
+        refers = isinstance(schema, Mapping) and schema.keys() & CONSTRAINTS == {"$ref"}
+        return self._references.target(schema) if refers else schema
 
     def _expand(self, schema: Any, inside: tuple[int, ...]) -> list[Alternative]:
         """Return a schema's alternatives; none for one that is being expanded already."""
@@ -154,9 +166,6 @@ class Alternatives:
             elif keyword in UNIONS:
                 yield list(self._union(schema, keyword, inside))
             elif keyword in DEPENDENT and isinstance(value, Mapping):
-                if len(value) > MOST_DEPENDENCIES:
-                    yield [Alternative((SchemaPart({keyword: value}),))]
-                    continue
                 yield from [list(self._dependency(*each, inside)) for each in value.items()]
             elif keyword in CONDITIONS:
                 parts = [part for each in self._expand(value, inside) for part in each.parts]
@@ -204,5 +213,85 @@ def listed(schema: Schema, keyword: str) -> Sequence[Any]:
     return given
 
 
-def _endless(schema: Schema) -> ConfigError:
-    return ConfigError(f"the schema {dict(schema)!r:.80} refers to itself and to nothing else")
+class References:
+    """The schemas of a document by address: ``$id``, ``$anchor`` and JSON pointers.
+
+    Parameters
+    ----------
+    document
+        A JSON schema. Do not change it afterwards.
+    """
+
+    def __init__(self, document: Mapping[str, Any]) -> None:
+        self._known: dict[tuple[int, str], Any] = {(0, ""): document}
+        self._places: dict[int, tuple[int, str]] = {}
+        self._elsewhere: dict[str, Any] = {}
+        self._index(document, 0, "")
+
+    def target(self, schema: Mapping[str, Any]) -> Any:
+        """Return the schema that a schema's ``$ref`` points to.
+
+        For a reference to another document, this is a schema whose only keyword is
+        :data:`ELSEWHERE`.
+
+        Raises
+        ------
+        ConfigError
+            The reference points to nothing.
+        """
+        reference = schema["$ref"]
+        document, base = self._places[id(schema)]
+        if isinstance(reference, str):
+            address = _joined(base, reference)
+            resource, _, fragment = address.partition("#")
+            if (document, resource) not in self._known:
+                return self._elsewhere.setdefault(address, {ELSEWHERE: reference})
+            if fragment and not fragment.startswith("/"):
+                found = self._known.get((document, address))
+            else:
+                found = self._known[document, resource]
+                for name in unquote(fragment).split("/")[1:]:
+                    found = _member(found, name.replace("~1", "/").replace("~0", "~"))
+            if isinstance(found, Mapping) and id(found) not in self._places:
+                self._index(found, document, resource)  # below a keyword that holds no schemas
+            if isinstance(found, Mapping | bool):
+                return found
+        raise ConfigError(f"$ref {reference!r} points to nothing in the schema")
+
+    def _index(self, schema: Any, document: int, base: str) -> None:
+        if not isinstance(schema, Mapping):
+            return
+        if DOCUMENT in schema:
+            document, base = id(schema), ""
+            self._known[document, ""] = schema
+        if isinstance(schema.get("$id"), str):
+            address = _joined(base, schema["$id"].removesuffix("#"))
+            self._known[document, address] = schema
+            base = base if "#" in address else address
+        for keyword in ("$anchor", "$dynamicAnchor"):
+            if isinstance(schema.get(keyword), str):
+                self._known[document, f"{base}#{schema[keyword]}"] = schema
+        self._places[id(schema)] = document, base
+        for member in _members(schema):
+            self._index(member, document, base)
+
+
+def _members(schema: Mapping[str, Any]) -> Iterator[Any]:
+    """Yield the schemas directly below a schema."""
+    for keyword, value in schema.items():
+        if keyword in NAMED and isinstance(value, Mapping):
+            yield from value.values()
+        elif keyword in DIRECT:
+            yield from value if isinstance(value, list) else (value,)
+
+
+def _joined(base: str, reference: str) -> str:
+    if reference.startswith("#"):
+        return base + ("" if reference == "#" else reference)
+    return urljoin(base, reference)
+
+
+def _member(schema: Any, name: str) -> Any:
+    if isinstance(schema, list):
+        return schema[int(name)] if name.isdecimal() and int(name) < len(schema) else None
+    return schema.get(name) if isinstance(schema, Mapping) else None

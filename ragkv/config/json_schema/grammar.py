@@ -3,24 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
-from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
-
-import re
-
 _SEPARATORS: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 """The separators that models are trained to write."""
-
-_MOST_PAIRS = 1000
-"""Pairs of schemas that llguidance intersects."""
-
-_MOST_REFERENCES = 3
-"""References followed in a row when branches are compared."""
 
 _TYPES = ("null", "boolean", "number", "string", "array", "object")
 
@@ -68,41 +59,16 @@ def are_disjoint(branches: Sequence[Sequence[Any]], definitions: Mapping[str, An
     # llguidance compares branches but not references: the intersection replaces references.
     if is_supported({"allOf": [one_of, {"type": _TYPES}], "$defs": definitions}):
         return True
-    alternatives = [
-        (at, each, _constants(each, definitions))
-        for at, branch in enumerate(branches)
-        for each in branch
-    ]
-    pairs = [
-        {"allOf": [one, other]}
-        for (first, one, constants), (second, other, others) in combinations(alternatives, 2)
-        if first != second
-        and not any(others.get(name, value) != value for name, value in constants.items())
-    ]
-    if not pairs or len(pairs) > _MOST_PAIRS:
-        return not pairs
-    levels = {
-        f"{name}.{level}": _shallow(each, level - 1)
-        for name, each in definitions.items()
-        for level in range(1, _MOST_REFERENCES + 1)
-    }
-    union = {"anyOf": _shallow(pairs, _MOST_REFERENCES), "$defs": levels}
-    return "Unsatisfiable" in problem_of(grammar_from(union))
+    # It compares a limited number of pairs. A constant can tell more branches apart.
+    found = [[_constants(each, definitions) for each in branch] for branch in branches]
+    return any(_differs(name, found) for name in found[0][0])
 
 
-def _shallow(schema: Any, level: int) -> Any:
-    """Return a schema whose references point to definitions of a level, or to any value at 0."""
-    match schema:
-        case {"$ref": str(reference)}:
-            return {"$ref": f"{reference}.{level}"} if level else True
-        case Mapping():
-            return {
-                keyword: value if keyword in {"enum", "const"} else _shallow(value, level)
-                for keyword, value in schema.items()
-            }
-        case list():
-            return [_shallow(each, level) for each in schema]
-    return schema
+def _differs(name: str, branches: Sequence[Sequence[Mapping[str, str]]]) -> bool:
+    """Return whether a property is constant in each branch, with different values in each two."""
+    values = [{constants.get(name) for constants in branch} for branch in branches]
+    together = set().union(*values)
+    return None not in together and len(together) == sum(map(len, values))
 
 
 def _constants(schema: Any, definitions: Mapping[str, Any]) -> dict[str, str]:
@@ -111,13 +77,13 @@ def _constants(schema: Any, definitions: Mapping[str, Any]) -> dict[str, str]:
     parts = [_target(part, definitions) for part in whole.get("allOf", [whole])]
     objects = [part for part in parts if part.get("type") == "object"]
     required = {name for part in objects for name in part.get("required", ())}
-    values = [
-        (name, _target(value, definitions).get("const"))
-        for part in parts
-        for name, value in part.get("properties", {}).items()
-        if name in required
-    ]
-    return {name: json.dumps(value) for name, value in values if isinstance(value, str | int)}
+    members = [each for part in parts for each in part.get("properties", {}).items()]
+    values = [(name, _target(value, definitions).get("const")) for name, value in members]
+    return {
+        name: json.dumps(value)
+        for name, value in values
+        if name in required and isinstance(value, str | int)
+    }
 
 
 def _target(schema: Any, definitions: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -136,7 +102,6 @@ _TIME = (
     rf"(?:(?:[01]\d|2[0-3]):[0-5]\d:[0-5]\d(?:\.\d+)?{_OFFSET}"
     r"|23:59:60(?:\.\d+)?(?:[Zz]|[+-]00:00))"
 )
-_LABEL = r"[A-Za-z\d](?:[A-Za-z\d-]{0,61}[A-Za-z\d])?"
 _BYTE = r"(?:25[0-5]|2[0-4]\d|1\d\d|[1-9]?\d)"
 _IPV4 = rf"{_BYTE}(?:\.{_BYTE}){{3}}"
 _GROUP = r"[\dA-Fa-f]{1,4}"
@@ -160,8 +125,6 @@ FORMATS: Mapping[str, str] = {
     "date": _DATE,
     "date-time": rf"{_DATE}[Tt]{_TIME}",
     "time": _TIME,
-    "hostname": rf"{_LABEL}(?:\.{_LABEL})*",
-    "ipv4": _IPV4,
     "ipv6": _IPV6,
     "ipvanyaddress": rf"{_IPV4}|{_IPV6}",
     "base64": r"(?:[A-Za-z\d+/]{4})*(?:[A-Za-z\d+/]{2}==|[A-Za-z\d+/]{3}=)?",
@@ -174,7 +137,7 @@ FORMATS: Mapping[str, str] = {
 Leap seconds are only allowed in UTC. The punycode of host names (``xn--``) is not checked.
 """
 
-KNOWN = ("duration", "email", "uri")
+KNOWN = ("duration", "email", "hostname", "ipv4", "uri")
 """Formats that llguidance enforces as JSON Schema defines them."""
 
 

@@ -15,10 +15,9 @@ from typing import Any
 
 from ragkv.config.json_schema.alternatives import (
     CONSTRAINTS,
-    COUNTS,
-    DEPENDENT,
+    COPIED,
+    DOCUMENT,
     FALSE,
-    UNCHANGED,
     UNEVALUATED,
     UNKNOWN,
     Alternative,
@@ -35,13 +34,14 @@ from ragkv.config.json_schema.grammar import (
     pattern_of,
     patterns_of,
 )
-from ragkv.config.json_schema.references import DOCUMENT
 from ragkv.errors import ConfigError
 
 _MORE_ITEMS = UNKNOWN | {"contains", "if", "then", "else"}
 """Keywords that can apply to items that a part does not name."""
 
 _ANY_VALUE: tuple[Any, ...] = (True, {})
+_Named = tuple[dict[str, bool], dict[str, bool]]
+"""Names and patterns of properties."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,24 +74,17 @@ class SchemaWriter:
     ----------
     document
         The JSON schema. Do not change it afterwards.
-    closed
-        Whether objects are closed by the rule of this module.
     without
         Keywords to leave out everywhere.
     """
 
-    def __init__(
-        self, document: Schema, *, closed: bool = True, without: frozenset[str] = frozenset()
-    ) -> None:
+    def __init__(self, document: Schema, without: frozenset[str] = frozenset()) -> None:
         self.ignored: dict[SchemaPlace, None] = {}
         self._document = document
         self._read = Alternatives(document)
-        self._closed = closed
         self._without = without
-        self._definitions: dict[str, Any] = {}
         self._names: dict[int, str] = {}
         self._written: dict[int, Any] = {}
-        self._copies: list[SchemaPart] = []  # kept, because schemas are known by their identity
         self._one_of: list[tuple[SchemaPlace, list[list[Any]]]] = []
 
     def write(self) -> dict[str, Any]:
@@ -104,10 +97,11 @@ class SchemaWriter:
         """
         place = SchemaPlace("", "", self._document.get("strict") is True)
         written = self._schema(self._document, place)
+        definitions = {name: self._written[key] for key, name in self._names.items()}
         for one_of, branches in self._one_of:
-            if not are_disjoint(branches, self._definitions):
+            if not are_disjoint(branches, definitions):
                 self._ignore(one_of, "oneOf")
-        return {**written, "$defs": self._definitions} if self._definitions else written
+        return {**written, "$defs": definitions} if definitions else written
 
     def _ignore(self, place: SchemaPlace, keyword: str) -> None:
         self.ignored[replace(place, keyword=keyword)] = None
@@ -126,7 +120,6 @@ class SchemaWriter:
             if target is given and key not in self._names:
                 return self._written[key]
         name = self._names.setdefault(key, f"d{len(self._names)}")
-        self._definitions[name] = self._written[key]
         return {"$ref": f"#/$defs/{name}"}
 
     def _union(self, given: Any, place: SchemaPlace) -> dict[str, Any]:
@@ -160,12 +153,10 @@ class SchemaWriter:
     ) -> Any:
         """Return the conjunction of an alternative's parts and of ``given``'s remaining values."""
         parts: Sequence[SchemaPart] = alternative.parts
-        if "allOf" in self._without:
-            parts = self._overridden(parts, given, place)
         enforced = [part.keywords for part in parts if part.enforced]
         stated = given if isinstance(given, Mapping) else {}
         out = [each for part in enforced for each in self._part(part, place)]
-        closes = self._closed and any(p.closes and "properties" in p.keywords for p in parts)
+        closes = any(part.closes and "properties" in part.keywords for part in parts)
         if stated.get("unevaluatedProperties", True) not in _ANY_VALUE:
             several = any(keyword == "anyOf" for keyword, _ in alternative.branches)
             if several:  # a second branch can hold and name properties
@@ -173,53 +164,24 @@ class SchemaWriter:
             if several or any("if" in part for part in enforced):
                 self._ignore(place, "unevaluatedProperties")
             rest = self._schema(stated["unevaluatedProperties"], place + ".*")
-            self._close(out, parts, rest, place, stated=True)
+            self._close(out, _named(parts, stated=True), rest, place)
         elif closes and "unevaluatedProperties" not in stated:
-            self._close(out, parts, False, place, stated=False)
+            self._close(out, _named(parts, stated=False), False, place)
         if stated.get("unevaluatedItems", True) not in _ANY_VALUE:
             out += self._unevaluated_items(stated, enforced, len(others), place)
         return _conjunction(out, of_object=closes)
 
-    def _overridden(
-        self, parts: Sequence[SchemaPart], given: Any, place: SchemaPlace
-    ) -> list[SchemaPart]:
-        """Return parts that name each property once: the most derived class defines it."""
-        last: dict[str, Any] = {}
-        for part in parts:
-            last |= (part.keywords.get("properties") or {}) if part.closes else {}
-        last |= given.get("properties") or {}
-        out = []
-        for part in parts:
-            copied = part.closes and "$ref" not in part.keywords
-            named = (part.keywords.get("properties") or {}) if copied else {}
-            kept = {name: each for name, each in named.items() if last[name] is each}
-            for name in named.keys() - kept.keys():
-                self._ignore(place + f".{name}", "allOf")
-            keywords = {**part.keywords, "properties": kept}
-            out.append(replace(part, keywords=keywords) if kept != named else part)
-        self._copies += out
-        return out
-
     def _close(
-        self,
-        out: list[dict[str, Any]],
-        parts: Sequence[SchemaPart],
-        rest: Any,
-        place: SchemaPlace,
-        *,
-        stated: bool,
+        self, out: list[dict[str, Any]], named: _Named | None, rest: Any, place: SchemaPlace
     ) -> None:
-        """Give properties without a name in ``parts`` the schema ``rest``."""
-        named = _named(parts, stated=stated)
+        """Give properties that are not named the schema ``rest``."""
         if named is None:
             return
         names, patterns = named
         if not _are_usable(patterns):
             self._ignore(place, "unevaluatedProperties")
         elif len(out) == 1 and out[0].get("patternProperties", {}).keys() == patterns.keys():
-            properties = out[0].get("properties", {})
-            unknown = {name: True for name in names if name not in properties}
-            out[0]["properties"] = {**properties, **unknown}
+            out[0]["properties"] = {**names, **out[0].get("properties", {})}
             out[0]["additionalProperties"] = rest
         else:
             closing = {"properties": names, "additionalProperties": rest}
@@ -241,8 +203,7 @@ class SchemaWriter:
             return [self._schema(part, place)]
         left_out = sorted(self._without & part.keys())
         part = {name: value for name, value in part.items() if name not in self._without}
-        out = {name: part[name] for name in UNCHANGED if name in part}
-        out |= {name: _whole(part[name]) for name in COUNTS if name in part}
+        out = {name: _whole(part[name]) for name in COPIED if name in part}
         self._arrays(part, out, place)
         self._objects(part, out, place)
         for keyword in (*left_out, *_unenforced(part)):
@@ -298,13 +259,13 @@ class SchemaWriter:
             return
         found = self._read.of(part["propertyNames"])
         parts = found[0].parts if len(found) == 1 else ()
-        names = parts[0].keywords if len(parts) == 1 else {}
-        schema = _with_names(names) or {}
-        patterns = schema.get("patternProperties", {})
-        if schema and not (patterns and "patternProperties" in part) and _are_usable(patterns):
-            yield schema
-        else:
+        schema = _with_names(parts[0].keywords) if len(parts) == 1 else None
+        patterns = (schema or {}).get("patternProperties", {})
+        twice = patterns and "patternProperties" in part
+        if schema is None or twice or not _are_usable(patterns):
             self._ignore(place, "propertyNames")
+        else:
+            yield schema
 
 
 def _with_names(names: Schema) -> dict[str, Any] | None:
@@ -343,7 +304,6 @@ def _conjunction(parts: Sequence[dict[str, Any]], *, of_object: bool) -> dict[st
 def _unenforced(part: Schema) -> Iterator[str]:
     """Yield the keywords of a part that have an effect and cannot be enforced."""
     yield from (f"{keyword} {part[keyword]!r}" for keyword in UNKNOWN & part.keys())
-    yield from DEPENDENT & part.keys()
     if part.get("not", False) not in (False, *_ANY_VALUE):
         yield "not"
     if part.get("uniqueItems", False) is not False:
@@ -354,9 +314,7 @@ def _unenforced(part: Schema) -> Iterator[str]:
         yield "contains"
 
 
-def _named(
-    parts: Sequence[SchemaPart], *, stated: bool
-) -> tuple[dict[str, bool], dict[str, bool]] | None:
+def _named(parts: Sequence[SchemaPart], *, stated: bool) -> _Named | None:
     """Return the names and patterns of properties in parts; None if one mentions all properties.
 
     Parameters
