@@ -19,7 +19,7 @@ from ragkv.report.words import count
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ragkv.engine.check.quality import Quality
+    from ragkv.engine.quality import Quality
 
 _YES_OR_NO = {True: "[green]yes[/]", False: "[red]no[/]"}
 
@@ -35,8 +35,8 @@ def check(
     as_json: AsJson = False,
 ) -> None:
     """Run the invariants on the model; exit code 1 if one, or the ratio's quality, fails."""
-    from ragkv.engine.check.quality import measure
-    from ragkv.engine.check.verify import check_model
+    from ragkv.engine.quality import measure
+    from ragkv.engine.verify import check_model
     from ragkv.model.loaded import ReusableModel
 
     if ratio is not None and not quality:

@@ -21,14 +21,14 @@ from ragkv.config.reuse import AnswerOptions, ReuseOptions
 from ragkv.decode.generate import Drawn, stops_of
 from ragkv.decode.listener import Listener, Progress
 from ragkv.engine.account import report_of, unsupported_account
-from ragkv.engine.check.quality import warn_if_garbled
-from ragkv.engine.check.verify import verified
 from ragkv.engine.pipeline import Pipeline
 from ragkv.engine.plan import Plan
+from ragkv.engine.quality import warn_if_garbled
 from ragkv.engine.request import Clock, RemoteDecoder, Request, check_calibration
 from ragkv.engine.reuse import EngineStatus, Reuse, info_of, status_of
 from ragkv.engine.settings import check_limits, check_settings, tier_bytes
 from ragkv.engine.stream import CompletionStream, OnText, Prefilled
+from ragkv.engine.verify import verified
 from ragkv.errors import ClosedError, ConfigError
 from ragkv.ingest.documents import check_chunk, check_document, check_texts
 from ragkv.model.linear import arithmetic_of

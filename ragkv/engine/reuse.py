@@ -13,11 +13,11 @@ from ragkv.chunk.sinks import Sink
 from ragkv.config import ReuseConfig, StoreConfig
 from ragkv.engine.account import Account, account_of
 from ragkv.engine.background import Background
-from ragkv.engine.check.verify import verified
 from ragkv.engine.healing import Healing
 from ragkv.engine.plan import Plan
 from ragkv.engine.planner import Planner
 from ragkv.engine.request import Request
+from ragkv.engine.verify import verified
 from ragkv.errors import ConfigError
 from ragkv.explain.warnings import MissLog
 from ragkv.history.history import History

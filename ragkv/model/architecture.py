@@ -249,7 +249,7 @@ def probe_rope_kinds(
 ) -> tuple[RopeKind, ...]:
     """Return for each layer the kind of rotation with the least :meth:`KeyProbe.distance`.
 
-    :func:`ragkv.engine.check.verify.check_model` checks that it is small enough.
+    :func:`ragkv.engine.verify.check_model` checks that it is small enough.
     """
     probe = KeyProbe(model)
     return tuple(

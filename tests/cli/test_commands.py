@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from ragkv.cli.main import app
 from ragkv.cli.texts import read_system_prompt, read_texts, split_text
-from ragkv.engine.check.quality import Quality
+from ragkv.engine.quality import Quality
 from ragkv.errors import ConfigError
 
 
@@ -125,7 +125,7 @@ def test_check_says_what_holds(model):
 
 
 def test_check_fails_where_something_does_not_hold(model, monkeypatch):
-    from ragkv.engine.check import verify as check
+    from ragkv.engine import verify as check
 
     rows = [
         check.CheckRow("this", holds=True, detail="[fine]"),
@@ -155,7 +155,7 @@ def test_check_says_which_ratio_a_model_needs(model, monkeypatch, copied, ratios
             for each, holds in zip(ratios, held, strict=True)
         ]
 
-    monkeypatch.setattr("ragkv.engine.check.quality.measure", measured)
+    monkeypatch.setattr("ragkv.engine.quality.measure", measured)
     assert run("check", "--model", model, "--ratio", 0.3).exit_code == 2
     asked = ("check", "--model", model, "--quality")
     if ratios[0] != 0.2:

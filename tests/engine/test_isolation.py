@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, Olmo2Config, PreTrai
 
 from ragkv import RagKV, StoreConfig
 from ragkv.attend.interface import run_pass, running_pass
-from ragkv.engine.check import verify as check
+from ragkv.engine import verify as check
 from ragkv.errors import ConfigError, UnsupportedModelError
 
 CHUNKS = some_chunks(3)

@@ -8,8 +8,8 @@ from tiny import SIZE, random_model, tiny_tokenizer
 from transformers import StableLmConfig
 
 from ragkv import RagKV, ReuseConfig
-from ragkv.engine.check import quality
-from ragkv.engine.check.quality import Probes, Quality, is_copied, measure
+from ragkv.engine import quality
+from ragkv.engine.quality import Probes, Quality, is_copied, measure
 from ragkv.errors import ConfigError
 
 
@@ -84,7 +84,7 @@ def warnings(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[[], list[str]]:
     monkeypatch.setattr(quality, "_PROBED", set())
-    caplog.set_level(logging.WARNING, logger="ragkv.engine.check.quality")
+    caplog.set_level(logging.WARNING, logger="ragkv.engine.quality")
     return lambda: [record.getMessage() for record in caplog.records]
 
 

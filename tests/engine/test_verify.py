@@ -6,7 +6,7 @@ from tiny import SIZE, some_chunks, tiny_tokenizer
 from transformers import AutoModelForCausalLM, CohereConfig, Olmo2Config, OPTConfig
 
 from ragkv import RagKV
-from ragkv.engine.check.verify import check_model
+from ragkv.engine.verify import check_model
 from ragkv.errors import UnsupportedModelError
 from ragkv.model.rotary import RotaryTables
 

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from ragkv import RagKV
 from ragkv.attend.forward import SubsetPass, joint_forward
 from ragkv.decode.prefill import rounding_kl
-from ragkv.engine.check.verify import check_model
+from ragkv.engine.verify import check_model
 from ragkv.model import implementation, linear, quantised, step_layer
 from ragkv.model.implementation import (
     has_bfloat16_products,

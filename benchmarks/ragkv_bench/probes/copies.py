@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from functools import partial
 
-from ragkv.engine.check.quality import question, shapes, statement
+from ragkv.engine.quality import question, shapes, statement
 from ragkv_bench.data.needle_words import ADJECTIVES, NOUNS
 from ragkv_bench.data.needles import Hidden, Hide, draw_keys
 

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ragkv.engine.check.quality import is_copied
+from ragkv.engine.quality import is_copied
 from ragkv_bench.data.tasks import TASKS
 from ragkv_bench.probes.abstention import says_missing
 from ragkv_bench.probes.aggregation import counts

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 from tiny import tiny_tokenizer
 
-from ragkv.engine.check.quality import is_copied
+from ragkv.engine.quality import is_copied
 from ragkv.errors import ConfigError
 from ragkv_bench.data.examples import Chunk, DataSet, Example
 from ragkv_bench.data.needles import _prompt_tokens, default_haystack

@@ -15,7 +15,7 @@ from ragkv import RagKV
 from ragkv.attend import graphs
 from ragkv.config import CODECS, ReuseConfig, StoreConfig
 from ragkv.decode import batch
-from ragkv.engine.check.verify import check_model
+from ragkv.engine.verify import check_model
 from ragkv.errors import StoreError, UnsupportedModelError
 from ragkv.report.page.page import page
 from ragkv.select import method_names

@@ -14,8 +14,8 @@ from typing import Literal
 
 from ragkv.config import DecodeConfig, ReuseConfig
 from ragkv.decode.listener import Listener
-from ragkv.engine.check.verify import pipeline_over
 from ragkv.engine.request import Clock, Request
+from ragkv.engine.verify import pipeline_over
 from ragkv.errors import ConfigError
 from ragkv.model.architecture import is_verified
 from ragkv.model.loaded import LoadedModel, ReusableModel

@@ -1,1 +1,0 @@
-"""Checks of a loaded model: the invariants of reuse, and how well it copies from reused chunks."""
