@@ -204,21 +204,14 @@ class Connection:
             return ServerError(
                 f"{self.address} cannot be reached ({why}): is `{self._program}` running there?"
             )
-        status = getattr(error, "status_code", None)
-        request_id = getattr(error, "request_id", request_id)
-        return self.error_of(getattr(error, "body", None), status, request_id)
+        status: int | None = getattr(error, "status_code", None)  # none within a stream
+        return self._refusal(
+            getattr(error, "body", None), status, getattr(error, "request_id", request_id)
+        )
 
-    def error_of(
-        self, error: object, status: int | None = None, request_id: str | None = None
-    ) -> Exception:
-        """Return a server's ``{"message", "code", "type"}`` as ragkv's error.
-
-        Parameters
-        ----------
-        status
-            The HTTP status; None for an error within a stream or of a background job.
-        """
-        found = error if isinstance(error, Mapping) else {}
+    def _refusal(self, body: object, status: int | None, request_id: str | None) -> Exception:
+        """Return a server's ``{"message", "code", "type"}`` as ragkv's error."""
+        found = body if isinstance(body, Mapping) else {}
         code, message = found.get("code"), str(found.get("message") or "it gave no reason")
         if code == "context_length_exceeded":
             return PromptTooLongError(message)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing, suppress
-from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import httpx
@@ -30,8 +28,8 @@ TIMEOUT_S = 600.0
 """Default time limit of a request, in seconds."""
 
 _CHUNKS = "/v1/chunks"
-_BATCH_CHUNKS, _BATCH_CHARS = 512, 1 << 20
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0
+_BATCH_CHUNKS, _BATCH_CHARS = 32, 1 << 20
+"""Most chunks of a request, which many proxies break off after a minute, and their characters."""
 _LOCAL = {
     "tokenizer": "count with tokenize(text)",
     "loaded": "load the model here with RagKV(...)",
@@ -131,43 +129,25 @@ class RemoteRagKV:
         ------
         StoreFullError, ServerError, ConfigError
         """
-        given = _given(document=document, revision=revision, expires_in=expires_in)
-        given |= {"neighbours": neighbours, "ragkv": reuse_fields(self.reuse, overrides)}
+        reuse = reuse_fields(self.reuse, overrides) or None
+        given = _given(expires_in=expires_in, ragkv=reuse)
         chunks = _checked(texts)
         total = PrecomputeReport()
         with IngestionProgress(list(map(len, chunks)), show=show_progress) as progress:
-            for batch in [chunks] if document is not None else _batches(chunks):
-                total += self._job({"texts": batch, "wait": False, **given}, progress)
+            for batch in _batches(chunks):
+                total += self._precompute(batch, neighbours=neighbours, **given)
+                for text in batch:
+                    progress.stored(len(text))
+                progress.say_left()
+            if document is not None:  # all chunks are stored: assign them to it
+                named = _given(document=document, revision=revision, **given)
+                last = self._precompute(chunks, **named)
+                total += PrecomputeReport(seconds=last.seconds, removed=last.removed)
             return progress.end(total)
 
-    def _job(self, body: Mapping[str, Any], progress: IngestionProgress) -> PrecomputeReport:
-        """Run a precomputation on the server; update the progress until it ends.
-
-        The job is polled: a request that is open for minutes breaks off at many proxies. Only the
-        replica that started the job knows it; if it is gone, another one computes the rest.
-        """
-        texts = body["texts"]
-        job = self._send("post", _CHUNKS, body, chunks=texts)
-        seen, pause = 0, _FIRST_PAUSE_S
-        while True:
-            done = len(texts) if job["status"] == "done" else int(job.get("done") or 0)
-            for text in texts[seen:done]:
-                progress.stored(len(text))
-            progress.say_left()
-            seen = done
-            if job["status"] == "failed":
-                raise self._connection.error_of({"message": job.get("error")})
-            if job["status"] == "done":
-                return PrecomputeReport.from_dict(job.get("report") or {})
-            time.sleep(pause)
-            pause = min(2 * pause, _LONGEST_PAUSE_S)
-            try:
-                job = self._send("get", f"{_CHUNKS}/{job['id']}", chunks=texts)
-            except ServerError as error:
-                if error.status != HTTPStatus.NOT_FOUND or body["wait"]:
-                    raise
-                body = {**body, "wait": True}
-                job = self._send("post", _CHUNKS, body, chunks=texts)
+    def _precompute(self, texts: list[str], **given: Any) -> PrecomputeReport:
+        found = self._send("post", _CHUNKS, {"texts": texts, **given}, chunks=texts)
+        return PrecomputeReport.from_dict(found["report"])
 
     def contains(self, text: str, **overrides: Any) -> bool:
         """Whether the server can reuse the chunk behind this sink."""

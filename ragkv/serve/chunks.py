@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from functools import partial
 from typing import Annotated
 
@@ -14,7 +13,6 @@ from ragkv.ingest.documents import check_revision
 from ragkv.retrieve.route import route_of
 from ragkv.serve.body import Fields, Json
 from ragkv.serve.fields import ReuseFields, Texts
-from ragkv.serve.ingestion import IngestionJob
 from ragkv.serve.refusal import RefusedError
 from ragkv.serve.service import Engine, State, check_texts, overrides_of
 
@@ -40,7 +38,6 @@ class ChunkFields(PrefetchFields):
     revision: Annotated[str, Field(max_length=4096)] | None = None
     expires_in: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     neighbours: bool = False
-    wait: bool = True
 
 
 class DeletedFields(Fields):
@@ -52,21 +49,16 @@ class DeletedFields(Fields):
 
 @router.post("/v1/chunks")
 async def precompute(request: Request, service: State, engine: Engine) -> Response:
-    """Encode chunks: 200 when they are stored, 202 before."""
+    """Encode chunks and return the report."""
     body = await service.read(ChunkFields, request)
     check_texts(body.texts, "texts")
     overrides = overrides_of(engine, body.ragkv)
     texts = list(dict.fromkeys(text.strip() for text in body.texts))
     revision = check_revision(body.revision, body.document)
-    job = IngestionJob(
-        engine, texts, body.document, revision, body.expires_in, body.neighbours, overrides
-    )
-    ended = service.ingestion.submit(job)
-    if body.wait:
-        await asyncio.wait({ended}, timeout=service.settings.timeout)
-        if job.failure is not None:
-            raise job.failure
-    return Json(job.to_dict(), status_code=200 if job.status == "done" else 202)
+    document = {"document": body.document, "revision": revision} if body.document else {}
+    given = {"expires_in": body.expires_in, "neighbours": body.neighbours, **overrides}
+    report = await service.ingestion.run(engine, texts, document, **given)
+    return Json({"report": report.to_dict()})
 
 
 @router.post("/v1/chunks/prefetch")
@@ -93,12 +85,6 @@ async def known(
     overrides = overrides_of(engine, ReuseFields(sink=sink, method=method))
     found = await service.in_thread(engine.contains, text, **overrides)
     return Json({"text_known": found})
-
-
-@router.get("/v1/chunks/{job_id}")
-async def progress(service: State, engine: Engine, job_id: str) -> Response:
-    """Return a precomputation's progress."""
-    return Json(service.ingestion.find(job_id, engine).to_dict())
 
 
 @router.delete("/v1/chunks")

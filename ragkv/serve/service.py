@@ -20,7 +20,7 @@ from ragkv.serve.body import Body, read_body
 from ragkv.serve.config import ServeConfig
 from ragkv.serve.fields import ReuseFields
 from ragkv.serve.gate import Gate
-from ragkv.serve.ingestion import IngestionQueue
+from ragkv.serve.ingestion import Ingestion
 from ragkv.serve.keys import namespace_of
 from ragkv.serve.metrics import ServerMetrics
 from ragkv.serve.refusal import RefusedError
@@ -72,7 +72,7 @@ class Service:
             lambda: [engine.status() for engine in self.engines.values()],
         )
         self.gate = Gate(first.status().max_running + settings.max_waiting)
-        self.ingestion = IngestionQueue()
+        self.ingestion = Ingestion(settings.timeout)
         self.ready = False
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="ragkv-serve")
 

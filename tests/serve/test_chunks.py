@@ -1,6 +1,8 @@
 """Chunks over HTTP: precompute, prefetch, look for, delete."""
 
 import json
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 import pytest
 from served import CHAT, CHUNKS, chat, client_of, model_held, refused, until
@@ -21,14 +23,10 @@ def delete(client, **body):
 
 def test_precomputing(client, kv):
     response = client.post("/v1/chunks", json={"texts": [*CHUNKS, f" {CHUNKS[0]}\n"]})
-    made = response.json()
+    report = response.json()["report"]
     assert response.status_code == 200
-    assert made["status"] == "done"
-    assert made["done"] == made["total"] == 3
-    assert made["error"] is None
-    assert made["report"]["new"] == 3
-    assert set(made["report"]) == set(PrecomputeReport().to_dict())
-    assert client.get(f"/v1/chunks/{made['id']}").json() == made
+    assert report["new"] == 3
+    assert set(report) == set(PrecomputeReport().to_dict())
     assert all(kv.contains(text) for text in CHUNKS)
     assert known(client, CHUNKS[0])
     assert not known(client, "another text that nobody has precomputed")
@@ -36,34 +34,21 @@ def test_precomputing(client, kv):
     assert again["report"]["existing"] == 3
 
 
-def test_progress(client, kv, monkeypatch):
-    monkeypatch.setattr(ingestion, "AT_ONCE", 1)
-    with model_held(kv):
-        response = client.post("/v1/chunks", json={"texts": CHUNKS, "wait": False})
-        assert response.status_code == 202
-        started = response.json()
-        assert (started["status"], started["report"], started["total"]) == ("running", None, 3)
-        assert client.get(f"/v1/chunks/{started['id']}").json()["done"] == 0
-    seen = set()
-
-    def ended():
-        now = client.get(f"/v1/chunks/{started['id']}").json()
-        seen.add(now["done"])
-        return now["status"] == "done"
-
-    until(ended)
-    assert seen <= {0, 1, 2, 3}
-    assert client.get(f"/v1/chunks/{started['id']}").json()["report"]["new"] == 3
+@contextmanager
+def posted(client, kv):
+    """Post chunks; the response is there after the block."""
+    ingestion = client.app.state.service.ingestion
+    with ThreadPoolExecutor(1) as thread, model_held(kv):
+        response = thread.submit(client.post, "/v1/chunks", json={"texts": CHUNKS[:2]})
+        until(lambda: ingestion._works)
+        yield response
 
 
 def test_waiting_ends_at_the_timeout_and_the_work_goes_on(kv):
     with client_of(kv, timeout=0.2) as client:
         with model_held(kv):
-            response = client.post("/v1/chunks", json={"texts": CHUNKS})
-            assert response.status_code == 202
-            assert response.json()["status"] == "running"
-        place = f"/v1/chunks/{response.json()['id']}"
-        until(lambda: client.get(place).json()["status"] == "done")
+            refused(client.post("/v1/chunks", json={"texts": CHUNKS}), 504, code="timeout")
+        until(lambda: all(known(client, text) for text in CHUNKS))
 
 
 def test_a_document_has_exactly_its_texts(client, kv, monkeypatch):
@@ -119,40 +104,31 @@ def test_a_full_store(client, kv, monkeypatch):
     monkeypatch.setattr(kv, "precompute", full)
     message = refused(client.post("/v1/chunks", json={"texts": CHUNKS}), 507, code="store_full")
     assert "secret" not in message
-    later = client.post("/v1/chunks", json={"texts": CHUNKS, "wait": False}).json()["id"]
-    until(lambda: client.get(f"/v1/chunks/{later}").json()["status"] == "failed")
-    assert client.get(f"/v1/chunks/{later}").json()["error"] == "The store is full."
 
 
 def test_bounds(kv, monkeypatch):
     monkeypatch.setattr(service, "TEXTS", 2)
-    monkeypatch.setattr(service, "TEXT_CHARACTERS", 300)
+    monkeypatch.setattr(service, "TEXT_CHARACTERS", 1000)
     monkeypatch.setattr(ingestion, "JOBS", 1)
     with client_of(kv) as client:
         for path in ("/v1/chunks", "/v1/chunks/prefetch"):
-            for texts in (CHUNKS, ["x" * 301]):
+            for texts in (CHUNKS, ["x" * 1001]):
                 refused(client.post(path, json={"texts": texts}), 400, code="too_large")
         many = chat(ragkv={"retrieved": CHUNKS})
         refused(client.post(CHAT, json=many), 400, param="ragkv.retrieved")
-        with model_held(kv):
-            body = {"texts": ["a few words " * 20], "wait": False}
-            assert client.post("/v1/chunks", json=body).status_code == 202
-            full = client.post("/v1/chunks", json=body)
+        with posted(client, kv) as response:
+            full = client.post("/v1/chunks", json={"texts": ["a few words " * 20]})
             refused(full, 503, code="queue_full")
             assert full.headers["retry-after"]
+        assert response.result().status_code == 200
 
 
-def test_the_server_ends_with_jobs_that_wait(kv, monkeypatch):
+def test_the_server_ends_with_precomputations_that_wait(kv, monkeypatch):
     monkeypatch.setattr(ingestion, "AT_ONCE", 1)
     with client_of(kv) as client:
-        queue = client.app.state.service.ingestion
-        with model_held(kv):
-            for _ in range(2):
-                client.post("/v1/chunks", json={"texts": CHUNKS, "wait": False})
-            queue._stopping.set()
-    jobs = list(queue._jobs.values())
-    assert [job.status for job in jobs] == ["failed", "failed"]
-    assert jobs[0].failure.code == "draining"
+        with posted(client, kv) as response:
+            client.app.state.service.ingestion._stopping.set()
+        refused(response.result(), 503, code="draining")
 
 
 @pytest.mark.parametrize(

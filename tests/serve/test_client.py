@@ -29,9 +29,8 @@ MESSAGES = [{"role": "user", "content": "Hello"}]
 
 
 @pytest.fixture(autouse=True)
-def _no_pauses(monkeypatch):
+def _no_key(monkeypatch):
     monkeypatch.delenv("RAGKV_API_KEY", raising=False)
-    monkeypatch.setattr("ragkv.client.remote._FIRST_PAUSE_S", 0.0)
     monkeypatch.setattr("openai._base_client.INITIAL_RETRY_DELAY", 0.0)
 
 
@@ -254,57 +253,47 @@ def test_wrong_arguments_are_refused_without_secrets(wrong):
 # ---- chunks and the rest
 
 
-def test_precompute_asks_until_it_is_done(connect, stub):
-    job = {"id": "j1", "status": "running", "report": None, "done": 1, "total": 2, "error": None}
-    made = {"new": 2, "existing": 0, "skipped": 0, "tokens": 9, "bytes": 8, "seconds": 0.5}
-    stub.answers["POST /v1/chunks"] = [httpx.Response(202, json=job)]
-    stub.answers["GET /v1/chunks/j1"] = [job, {**job, "status": "done", "report": made}]
+MADE = {"new": 2, "existing": 0, "skipped": 0, "tokens": 9, "bytes": 8000, "seconds": 0.5}
+
+
+def test_precompute_names_the_document_last(connect, stub):
+    last = {**MADE, "new": 0, "existing": 2, "tokens": 0, "removed": 3}
+    stub.answers["POST /v1/chunks"] = [{"report": MADE}, {"report": last}]
     report = connect().precompute(
         (text for text in ("a", "b")), document="d", expires_in=5, neighbours=True, sink="Read:"
     )
-    assert (report.new, report.tokens, report.seconds) == (2, 9, 0.5)
+    assert (report.new, report.existing, report.removed, report.seconds) == (2, 0, 3, 1.0)
+    given = {"texts": ["a", "b"], "expires_in": 5, "ragkv": {"sink": "Read:"}}
     assert stub.bodies("/v1/chunks") == [
-        {
-            "texts": ["a", "b"],
-            "wait": False,
-            "document": "d",
-            "expires_in": 5,
-            "neighbours": True,
-            "ragkv": {"sink": "Read:"},
-        }
+        {**given, "neighbours": True},
+        {**given, "document": "d"},
     ]
-    failed = {**job, "status": "failed", "error": "The store is full."}
-    stub.answers["GET /v1/chunks/j1"] = [failed]
-    with pytest.raises(ServerError, match="The store is full"):
-        connect().precompute(["a"])
 
 
 def test_progress_is_written_as_in_the_process(connect, stub, capsys, monkeypatch):
     monkeypatch.setattr("ragkv.report.ingestion_progress.FIRST_LINE_S", 0.0)
-    job = {"id": "j1", "status": "running", "report": None, "done": 1, "total": 2, "error": None}
-    made = {"new": 1, "existing": 1, "skipped": 0, "tokens": 9, "bytes": 8000, "seconds": 0.5}
-    stub.answers["POST /v1/chunks"] = [httpx.Response(202, json=job)]
-    stub.answers["GET /v1/chunks/j1"] = [{**job, "status": "done", "report": made}]
+    monkeypatch.setattr("ragkv.client.remote._BATCH_CHUNKS", 1)
+    one = {**MADE, "new": 1, "bytes": 4000}
+    stub.answers["POST /v1/chunks"] = [{"report": one}] * 4
     kv = connect()
     kv.precompute(["a", "b"], show_progress=False)
     assert not capsys.readouterr().err
     kv.precompute(["a", "b"], show_progress=None)
     assert capsys.readouterr().err.splitlines() == [
         "ragkv: 1 of 2 chunks done, 00:00 left",
-        "ragkv: 1 chunk new, 1 known: 8 KB in 00:00",
+        "ragkv: 2 chunks new, 0 known: 8 KB in 00:01",
     ]
 
 
 def test_a_corpus_goes_in_parts_and_a_document_whole(connect, stub):
-    done = {"id": "j", "status": "done", "report": {"new": 1}, "done": 1, "total": 1}
-    stub.answers["POST /v1/chunks"] = [done]
-    texts = [f"text {at}" for at in range(1200)]
+    stub.answers["POST /v1/chunks"] = [{"report": {"new": 1}}]
+    texts = [f"text {at}" for at in range(70)]
     assert connect().precompute(texts, show_progress=False).new == 3
     sent = [body["texts"] for body in stub.bodies("/v1/chunks")]
-    assert [len(part) for part in sent] == [512, 512, 176]
+    assert [len(part) for part in sent] == [32, 32, 6]
     assert [text for part in sent for text in part] == texts
     connect().precompute(texts, document="all")
-    assert len(stub.bodies("/v1/chunks")[-1]["texts"]) == 1200
+    assert len(stub.bodies("/v1/chunks")[-1]["texts"]) == 70
     assert connect().precompute([]).new == 0
 
 

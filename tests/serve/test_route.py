@@ -23,7 +23,6 @@ from tiny import ask, some_chunks
 
 from ragkv import StoreConfig
 from ragkv.client import RemoteRagKV
-from ragkv.errors import ServerError
 from ragkv.retrieve.route import HEADER, route_of
 from ragkv.serve.app import make_app
 from ragkv.serve.config import ServeConfig
@@ -79,12 +78,7 @@ def test_the_key_is_of_the_namespace_that_was_asked(make_engine):
 
 
 def test_what_names_its_chunks_says_where_they_are_warm(connect, stub):
-    job = {"id": "j", "status": "running", "done": 0}
-    stub.answers |= {
-        "POST /v1/chunks": [job],
-        "GET /v1/chunks/j": [{**job, "status": "done"}],
-        "POST /v1/chunks/prefetch": [{}],
-    }
+    stub.answers |= {"POST /v1/chunks": [{"report": {}}], "POST /v1/chunks/prefetch": [{}]}
     kv = connect()
     kv.generate("Hi", retrieved=["b", "a"])
     kv.prefetch(["a", "b"], for_next_answer=False)
@@ -97,7 +91,6 @@ def test_what_names_its_chunks_says_where_they_are_warm(connect, stub):
         ("/v1/completions", key),
         ("/v1/chunks/prefetch", key),
         ("/v1/chunks", key),
-        ("/v1/chunks/j", key),
         ("/v1/completions", None),
     ]
 
@@ -107,18 +100,6 @@ def test_an_answer_needs_no_namespace(connect, stub, version):
     stub.answers["GET /version"] = [version]
     assert connect(max_retries=0).generate("Hi", retrieved=["a"]).text == "Hello"
     assert HEADER not in stub.requests[-1].headers
-
-
-def test_a_job_whose_replica_is_gone_is_done_by_another(connect, stub):
-    job = {"id": "j", "status": "running", "done": 0}
-    done = {"id": "k", "status": "done", "report": {"new": 1}}
-    gone = refused(404, "job_not_found")
-    stub.answers |= {"POST /v1/chunks": [job, done], "GET /v1/chunks/j": [gone]}
-    assert connect().precompute(["a", "b"]).new == 1
-    assert [each["wait"] for each in stub.bodies("/v1/chunks")] == [False, True]
-    stub.answers |= {"POST /v1/chunks": [job, job], "GET /v1/chunks/j": [gone]}
-    with pytest.raises(ServerError, match="404"):
-        connect().precompute(["a"])
 
 
 # ---- behind a proxy
