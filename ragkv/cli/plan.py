@@ -6,38 +6,21 @@ Only the model's configuration is read. Loading wins if ``bytes / bandwidth < pr
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
 
 from ragkv.cli.console import out, say_json
 from ragkv.cli.options import AsJson, ModelName
+from ragkv.config import CODECS
 from ragkv.errors import ConfigError, UnsupportedModelError
 from ragkv.report.words import count
 
 if TYPE_CHECKING:
     import torch
 
-_TOKENS_ENCODED = 512
 _IDS_AND_OFFSETS = 12
-
-
-@dataclass(frozen=True, slots=True)
-class CodecPlan:
-    """The size and load time of a corpus in one codec.
-
-    ``load_s`` is for one chunk. ``break_even_gbps`` is the bandwidth (GB/s) above which
-    loading a chunk is faster than computing it.
-    """
-
-    codec: str
-    bytes_per_token: float
-    total_bytes: float
-    load_s: float
-    break_even_gbps: float
-    loading_wins: bool
 
 
 def plan_command(
@@ -60,18 +43,27 @@ def plan_command(
             raise ConfigError(f"{name} must be a number above 0, not {value:g}")
     from ragkv.model.default_model import DEFAULT_MODEL
     from ragkv.model.load import dtype_of
+    from ragkv.store.entry.codecs import codec_of
 
     name = model or DEFAULT_MODEL
     layers, kv_heads, head_dim, found = _shape_of(name)
     runs_in = dtype_of(dtype) or found
     compute = tokens / prefill_tps
-    rows = []
-    for codec in ("raw", "int8", "int4"):
-        per_token = layers * _layer_bytes(codec, kv_heads, head_dim, runs_in) + _IDS_AND_OFFSETS
-        nbytes = per_token * tokens
+    rows: list[dict[str, Any]] = []
+    for codec in CODECS:
+        layer = codec_of(codec).size((2, kv_heads, tokens, head_dim), runs_in)
+        nbytes = layers * layer + _IDS_AND_OFFSETS * tokens
         load = nbytes / (disk_gbps * 1e9)
-        even = nbytes / compute / 1e9
-        rows.append(CodecPlan(codec, per_token, nbytes * chunks, load, even, load < compute))
+        rows.append(
+            {
+                "codec": codec,
+                "bytes_per_token": nbytes / tokens,
+                "total_bytes": nbytes * chunks,
+                "load_s": load,
+                "break_even_gbps": nbytes / compute / 1e9,
+                "loading_wins": load < compute,
+            }
+        )
     corpus = {
         "model": name,
         "dtype": str(runs_in).removeprefix("torch."),
@@ -82,18 +74,18 @@ def plan_command(
         "ingestion_s": chunks * compute,
     }
     if as_json:
-        say_json({**corpus, "codecs": [asdict(row) for row in rows]})
+        say_json({**corpus, "codecs": rows})
         return
     table = Table("codec", "bytes/token", "store GB", "load ms", "compute ms", "loading wins above")
     for row in rows:
         table.add_row(
-            row.codec,
-            f"{row.bytes_per_token:,.0f}",
-            f"{row.total_bytes / 1e9:,.2f}",
-            f"{row.load_s * 1e3:,.1f}",
+            row["codec"],
+            f"{row['bytes_per_token']:,.0f}",
+            f"{row['total_bytes'] / 1e9:,.2f}",
+            f"{row['load_s'] * 1e3:,.1f}",
             f"{compute * 1e3:,.1f}",
-            f"{row.break_even_gbps:,.2f} GB/s",
-            style=None if row.loading_wins else "dim",
+            f"{row['break_even_gbps']:,.2f} GB/s",
+            style=None if row["loading_wins"] else "dim",
         )
     out.print(table)
     out.print(
@@ -125,15 +117,3 @@ def _shape_of(model: str) -> tuple[int, int, int, torch.dtype]:
             f"the configuration of {model!r} does not determine the shape of its caches: {error}"
         ) from error
     return layers, kv_heads, head_dim, config.dtype or torch.float32
-
-
-def _layer_bytes(codec: str, kv_heads: int, head_dim: int, dtype: torch.dtype) -> float:
-    """Return the bytes of a token in one layer of an entry, found by encoding some."""
-    import torch
-
-    from ragkv.store.entry.codecs import codec_of
-
-    size = (2, kv_heads, _TOKENS_ENCODED, head_dim)
-    keys, values = torch.randn(size, generator=torch.Generator().manual_seed(0)).to(dtype)
-    parts = codec_of(codec).encode(keys, values)
-    return sum(len(memoryview(part).cast("B")) for part in parts) / _TOKENS_ENCODED

@@ -151,7 +151,7 @@ class ChunkStore:
             The place cannot be written, or the entry does not fit its fingerprint.
         """
         self._check_writable()
-        parts = list(encode(entry, fingerprint).parts())
+        parts = encode(entry, fingerprint)
         write = partial(self._write, entry, fingerprint, parts, terms)
         if self._eviction is None:
             return write()

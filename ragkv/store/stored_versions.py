@@ -50,7 +50,7 @@ class StoredVersions:
             return 0
         if self._store.read_only:
             raise StoreError("the store was opened read_only")
-        parts = list(encode(rows, version.stored_as, to_field(version)).parts())
+        parts = encode(rows, version.stored_as, to_field(version))
         key = _key_of(version)
         self._backend.check_room(key, length_of(parts))
         self._store.catalog.note_behind(version.prefix, key)

@@ -114,7 +114,7 @@ def test_what_is_put_beside_a_collection_stays():
 
 
 def test_a_victim_that_another_thread_forgets_is_no_error():
-    size = len(encode(make_entry("a", tokens=40), FINGERPRINT).header) + 6000
+    size = len(encode(make_entry("a", tokens=40), FINGERPRINT)[0]) + 6000
     store = ChunkStore(MemoryBackend(budget=2 * size + 4000), eviction=Eviction(1 << 20))
 
     class Lock:
@@ -194,9 +194,9 @@ def test_headers_that_are_too_deep_are_refused(field):
     store = ChunkStore(MemoryBackend())
     store.put(make_entry("a"), FINGERPRINT)
     encoded = encode(make_entry("a"), FINGERPRINT)
-    table, whole = unsealed(encoded.header), b"".join(encoded.parts())
+    table, whole = unsealed(encoded[0]), b"".join(encoded)
     table["__metadata__"][field] = "[" * 100_000
-    parts: Sequence[Bytes] = [sealed(table) + whole[len(encoded.header) :]]
+    parts: Sequence[Bytes] = [sealed(table) + whole[len(encoded[0]) :]]
     store.backend.put(entry_key(digest_of_text("a"), FINGERPRINT.digest), parts)
     assert store.get("a", FINGERPRINT).reason == "format"
 

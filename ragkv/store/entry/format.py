@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 
@@ -40,27 +39,11 @@ _MANY_BYTES = 1 << 25  # from this size on, threads share the page faults of fre
 _THREADS = min(4, os.cpu_count() or 1)
 
 
-@dataclass(frozen=True, eq=False, slots=True)
-class Encoded:
-    """An entry to write: :meth:`parts` one after the other, ``nbytes`` in all."""
+def encode(entry: ChunkKV, fingerprint: Fingerprint, version: str = NO_VERSION) -> list[Part]:
+    """Return the bytes of an entry's file, in the codec that the fingerprint names.
 
-    header: bytes
-    layers: Sequence[Sequence[Part]]
-    tokens: bytes
-    nbytes: int
-
-    def parts(self) -> Iterator[Part]:
-        """Yield the file's bytes in order; raw tensors without a second copy."""
-        yield self.header
-        for layer in self.layers:
-            yield from layer
-        yield self.tokens
-
-
-def encode(entry: ChunkKV, fingerprint: Fingerprint, version: str = NO_VERSION) -> Encoded:
-    """Prepare an entry for writing, in the codec that the fingerprint names.
-
-    ``version`` is the header's field.
+    They are parts, to write one after the other: raw tensors without a second copy. ``version`` is
+    the header's field.
 
     Raises
     ------
@@ -90,8 +73,7 @@ def encode(entry: ChunkKV, fingerprint: Fingerprint, version: str = NO_VERSION) 
         layer_checksums=tuple(map(layer_checksum, layers)),
         version=version,
     )
-    head = header.to_bytes()
-    return Encoded(head, layers, token_bytes, len(head) + header.data_bytes)
+    return [header.to_bytes(), *chain.from_iterable(layers), token_bytes]
 
 
 def decode(

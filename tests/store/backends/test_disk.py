@@ -31,6 +31,7 @@ from ragkv.config import StoreConfig
 from ragkv.errors import StoreError, StoreFullError
 from ragkv.store import open_store
 from ragkv.store.backends import disk, files, folder_name
+from ragkv.store.backends.backend import length_of
 from ragkv.store.backends.disk import DiskBackend
 from ragkv.store.backends.index import Index
 from ragkv.store.entry.format import encode
@@ -248,7 +249,7 @@ def test_the_disk_budget_holds_between_openers(tmp_path, monkeypatch):
 def test_room_is_made_for_the_bytes_that_are_stored(tmp_path):
     fingerprint = replace(FINGERPRINT, codec="int4")
     entries = [make_entry(text, layers=4, tokens=400) for text in "abcd"]
-    nbytes = encode(entries[0], fingerprint).nbytes
+    nbytes = length_of(encode(entries[0], fingerprint))
     limit = int(2.5 * nbytes)
     assert limit < entries[0].nbytes
     config = StoreConfig(tmp_path, memory_bytes=0, disk_bytes=limit, codec="int4")

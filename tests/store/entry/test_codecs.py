@@ -250,8 +250,7 @@ def test_entries_in_every_codec_and_dtype(name, dtype):
     fingerprint = replace(FINGERPRINT, codec=name, dtype=dtype)
     entry = make_entry("text", layers=3, tokens=70, dtype=dtype)
     encoded = encode(entry, fingerprint)
-    data = bytearray(b"".join(encoded.parts()))
-    assert len(data) == encoded.nbytes
+    data = bytearray(b"".join(encoded))
     for copy in (False, True):
         found = decode(data, "text", fingerprint, copy=copy).entry
         assert found is not None
@@ -270,7 +269,7 @@ def test_entries_in_every_codec_and_dtype(name, dtype):
 def test_no_flipped_bit_goes_unnoticed(name):
     fingerprint = replace(FINGERPRINT, codec=name)
     entry = make_entry("text", heads=1, tokens=2)
-    data = bytearray(b"".join(encode(entry, fingerprint).parts()))
+    data = bytearray(b"".join(encode(entry, fingerprint)))
     wanted = decode(data, "text", fingerprint).entry
     assert wanted is not None
     start = read_header(data)[1]

@@ -21,10 +21,7 @@ TINY = make_entry(TEXT, layers=2, heads=1, tokens=2)
 
 
 def to_bytes(entry: ChunkKV, fingerprint: Fingerprint = FINGERPRINT) -> bytearray:
-    encoded = encode(entry, fingerprint)
-    data = bytearray(b"".join(encoded.parts()))
-    assert len(data) == encoded.nbytes
-    return data
+    return bytearray(b"".join(encode(entry, fingerprint)))
 
 
 def changed_header(data: bytearray, old: str, new: str) -> bytearray:

@@ -27,6 +27,7 @@ from ragkv.store.backends.backend import Blob
 from ragkv.store.backends.memory import MemoryBackend
 from ragkv.store.entry.codecs import codec_of
 from ragkv.store.entry.format import encode, open_entry
+from ragkv.store.entry.header import read_header
 from ragkv.store.entry.lazy import CorruptEntryError, LazyKV, read_ahead
 from ragkv.store.tiers.tier import MemoryTier
 
@@ -36,11 +37,10 @@ LAYERS = int(SIZE["num_hidden_layers"])
 def opened(entry: ChunkKV, codec: str = "raw", *, damaged: int | None = None) -> LazyKV:
     """Open the entry's bytes, perhaps with a bit of one layer turned."""
     fingerprint = replace(FINGERPRINT, codec=codec)
-    encoded = encode(entry, fingerprint)
-    data = bytearray(b"".join(encoded.parts()))
+    data = bytearray(b"".join(encode(entry, fingerprint)))
     if damaged is not None:
-        before = [sum(map(len, layer)) for layer in encoded.layers[:damaged]]
-        data[len(encoded.header) + sum(before)] ^= 1
+        header, start = read_header(data)
+        data[start + header.spans[damaged].start] ^= 1
     return open_entry(data, entry.text, fingerprint, copy=True)
 
 

@@ -12,7 +12,7 @@ from ragkv import StoreConfig
 from ragkv.chunk.kv import ChunkKV
 from ragkv.errors import StoreFullError
 from ragkv.store import ChunkStore, TieredStore, open_store
-from ragkv.store.backends.backend import Bytes
+from ragkv.store.backends.backend import Bytes, length_of
 from ragkv.store.backends.memory import MemoryBackend
 from ragkv.store.catalog import KEPT_CHANGES
 from ragkv.store.entry.format import encode
@@ -23,7 +23,7 @@ from ragkv.store.tiers.tier import MemoryTier
 pytestmark = pytest.mark.usefixtures("without_syncs")
 
 
-ROOM = encode(make_entry("a", tokens=40), FINGERPRINT).nbytes + 20
+ROOM = length_of(encode(make_entry("a", tokens=40), FINGERPRINT)) + 20
 
 
 def evicting(entries: float, backend: type[MemoryBackend] = MemoryBackend) -> TieredStore:
