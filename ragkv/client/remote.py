@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import httpx
@@ -225,7 +225,7 @@ class RemoteRagKV:
         path = "/v1/chat/completions" if isinstance(checked, Chat) else "/v1/completions"
 
         async def answer(on_text: Callable[[str], None]) -> Completion:
-            collected, headers = AnswerEvents(), await self._route(texts)
+            collected, headers = AnswerEvents(), _route(texts)
             async with aclosing(self._connection.events(path, body, headers)) as events:
                 async for event in events:
                     on_text(collected.feed(event))
@@ -262,7 +262,7 @@ class RemoteRagKV:
         ServerError
             The server cannot be reached, refuses the key, or is not `ragkv serve`.
         """
-        return self._version or self._connection.call(self._read_version())
+        return self._version or self._read_version()
 
     @property
     def namespace(self) -> str:
@@ -288,27 +288,11 @@ class RemoteRagKV:
         chunks: Sequence[str] = (),
     ) -> dict[str, Any]:
         """Send a request; ``chunks`` choose its replica."""
+        work = self._connection.request(method, path, body, params or {}, _route(chunks))
+        return self._connection.call(work)
 
-        async def request() -> dict[str, Any]:
-            headers = await self._route(chunks)
-            return await self._connection.request(method, path, body, params or {}, headers)
-
-        return self._connection.call(request())
-
-    async def _route(self, chunks: Sequence[str]) -> dict[str, str]:
-        """Return the header by which a proxy finds the replica with these chunks in memory.
-
-        It is left out if the server does not name its namespace.
-        """
-        if not chunks:
-            return {}
-        with suppress(ServerError, ConfigError, TimeoutError):
-            found = self._version or await self._read_version()
-            return {HEADER: route_of(chunks, str(found["namespace"]))}
-        return {}
-
-    async def _read_version(self) -> Mapping[str, Any]:
-        version = await self._connection.request("get", "/version")
+    def _read_version(self) -> Mapping[str, Any]:
+        version = self._send("get", "/version")
         missing = {"model", "namespace", "fingerprint", "positions"} - version.keys()
         if missing:
             raise ServerError(
@@ -356,6 +340,11 @@ def address_of(base_url: str) -> str:
     if url.scheme not in ("http", "https") or not url.host or url.query or url.fragment:
         raise ConfigError(f"base_url must be an address such as http://host:8000, not {base_url!r}")
     return str(url).rstrip("/").removesuffix("/v1").rstrip("/")
+
+
+def _route(chunks: Sequence[str]) -> dict[str, str]:
+    """Return the header by which a proxy finds the replica with these chunks in memory."""
+    return {HEADER: route_of(chunks)} if chunks else {}
 
 
 def _given(**fields: Any) -> dict[str, Any]:

@@ -12,22 +12,16 @@ HEADER = "X-RagKV-Route"
 _BYTES = 8
 
 
-def route_of(texts: Iterable[str], namespace: str = "default") -> str:
+def route_of(texts: Iterable[str]) -> str:
     """Return the key under which a proxy finds the replica where these chunks are warm.
 
-    The highest of the chunks' rendezvous weights, hashes keyed by the namespace (min-wise hashing,
-    Broder 1997): it depends on no order, and sets of chunks have the same key with the
-    probability of their Jaccard similarity.
+    The highest hash of a chunk (min-wise hashing, Broder 1997): it depends on no order, and sets of
+    chunks have the same key with the probability of their Jaccard similarity.
 
     Returns
     -------
     str
         16 hexadecimal digits; empty for no texts.
     """
-    key = blake3(_encoded(namespace)).digest()
-    weights = (blake3(_encoded(text.strip()), key=key).hexdigest(length=_BYTES) for text in texts)
-    return max(weights, default="")
-
-
-def _encoded(text: str) -> bytes:
-    return text.encode("utf-8", "surrogatepass")
+    given = (text.strip().encode("utf-8", "surrogatepass") for text in texts)
+    return max((blake3(text).hexdigest(length=_BYTES) for text in given), default="")

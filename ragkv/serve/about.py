@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from importlib.metadata import version
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request
-from pydantic import Field, Tag
+from pydantic import Tag
 from starlette.responses import Response
 
 from ragkv.engine.engine import RagKV
-from ragkv.prompt.chat import TokenIds
 from ragkv.prompt.render import Prompt, Rendered, render
 from ragkv.prompt.tokens import tokenize as tokens_of
 from ragkv.serve.body import Fields, Json
-from ragkv.serve.fields import TEXT_OR_LIST, Objects, Text, TokenId, Variables, chat_of
+from ragkv.serve.fields import TEXT_OR_LIST, Objects, Text, Variables, chat_of
 from ragkv.serve.metrics import CONTENT_TYPE
 from ragkv.serve.refusal import RefusedError
 from ragkv.serve.service import Engine, Service, State
@@ -34,17 +32,9 @@ class TokenizeFields(Fields):
     prompt: str | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: Literal[True] = True
-    return_token_strs: bool = False
     messages: Objects | None = None
     tools: Objects = []
     chat_template_kwargs: Variables = {}
-
-
-class DetokenizeFields(Fields):
-    """The body of ``/detokenize``."""
-
-    model: str = "default"
-    tokens: Annotated[list[TokenId], Field(fail_fast=True)]
 
 
 class SinkFields(Fields):
@@ -129,10 +119,8 @@ async def tokenize(request: Request, service: State, engine: Engine) -> Response
         prompt = chat_of(body.messages, body.tools, body.chat_template_kwargs)
     service.check_prompt(prompt)
     ids = await service.in_thread(_ids_of, engine, prompt, body.add_special_tokens)
-    found = {"tokens": ids, "count": len(ids), "max_model_len": engine.loaded.positions}
-    if body.return_token_strs:
-        found["token_strs"] = engine.tokenizer.convert_ids_to_tokens(ids)
-    return Json(found)
+    positions = engine.loaded.positions
+    return Json({"tokens": ids, "count": len(ids), "max_model_len": positions})
 
 
 def _ids_of(engine: RagKV, prompt: Prompt, special: bool | None) -> list[int]:  # noqa: FBT001
@@ -148,26 +136,6 @@ def _ids_of(engine: RagKV, prompt: Prompt, special: bool | None) -> list[int]:  
     if special is False or (special and not isinstance(prompt, str)):
         rendered = Rendered(rendered.text, special)
     return [int(token) for token in tokens_of(rendered, engine.tokenizer).ids]
-
-
-@router.post("/detokenize")
-async def detokenize(request: Request, service: State, engine: Engine) -> Response:
-    """Return the text of tokens, special ones included."""
-    body = await service.read(DetokenizeFields, request)
-    service.require_model(body.model)
-    return Json({"prompt": await service.in_thread(_text_of, engine, body.tokens)})
-
-
-def _text_of(engine: RagKV, ids: Sequence[int]) -> str:
-    """Return the text of token ids; RefusedError, 400, if they are unknown or too many."""
-    known, positions = len(engine.tokenizer), engine.loaded.positions
-    if positions is not None and len(ids) > positions:
-        message = f"A prompt of {len(ids)} tokens exceeds the model's {positions} positions."
-        raise RefusedError(400, message, param="tokens", code="context_length_exceeded")
-    if any(token >= known for token in ids):
-        message = f"Token ids must be less than {known}."
-        raise RefusedError(400, message, param="tokens", code="invalid_value")
-    return render(TokenIds(ids), engine.tokenizer).text
 
 
 @router.post("/v1/sink")

@@ -114,9 +114,7 @@ async def _answer(
         if fields.stream:
             # an error before the first text still has a status of its own
             first = await _unless_left(request, anext(answers))
-            return EventStream(
-                answers, first, writer, service.metrics, _route(engine, answers, retrieved)
-            )
+            return EventStream(answers, first, writer, service.metrics, _route(answers, retrieved))
         await _unless_left(request, _collect(answers, writer))
     except ClientLeftError:
         answers.close()
@@ -126,12 +124,12 @@ async def _answer(
         answers.close()
         raise
     answers.close()
-    return Json(writer.whole(), headers=_route(engine, answers, retrieved))
+    return Json(writer.whole(), headers=_route(answers, retrieved))
 
 
-def _route(engine: RagKV, answers: Answers, retrieved: Sequence[str]) -> dict[str, str]:
+def _route(answers: Answers, retrieved: Sequence[str]) -> dict[str, str]:
     """Return the header with the routing key; none without a known chunk."""
-    key = route_of([*retrieved, *answers.chunks], engine.namespace)
+    key = route_of([*retrieved, *answers.chunks])
     return {HEADER: key} if key else {}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Annotated
 
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Request
 from pydantic import Field
 from starlette.responses import Response
 
@@ -98,16 +98,10 @@ async def delete(request: Request, service: State, engine: Engine) -> Response:
     return Json({"deleted": deleted})
 
 
-@router.get("/v1/route")
-async def route(engine: Engine, text: Annotated[list[str], Query()]) -> Response:
-    """Return the routing key of chunks in the address."""
-    check_texts(text, "text")
-    return Json({"route": route_of(text, engine.namespace)})
-
-
 @router.post("/v1/route")
-async def route_of_many(request: Request, service: State, engine: Engine) -> Response:
-    """Return the routing key of chunks in a body."""
+async def route(request: Request, service: State, engine: Engine) -> Response:
+    """Return the routing key of chunks."""
+    del engine  # only the client's key is checked
     body = await service.read(RouteFields, request)
     check_texts(body.texts, "texts")
-    return Json({"route": route_of(body.texts, engine.namespace)})
+    return Json({"route": route_of(body.texts)})

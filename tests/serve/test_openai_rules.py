@@ -241,10 +241,10 @@ def test_what_may_harm_a_log_does_not(client, given):
 
 
 def test_the_log_names_the_request(kv, monkeypatch, caplog):
-    monkeypatch.setattr(type(kv.tokenizer), "decode", None)
+    monkeypatch.setattr(type(kv), "sink_from", None)
     with client_of(kv, raise_errors=False) as client, caplog.at_level(logging.ERROR):
         headers = {"x-request-id": "mine-7"}
-        response = client.post("/detokenize", json={"tokens": [5]}, headers=headers)
+        response = client.post("/v1/sink", json={"template": "a"}, headers=headers)
         assert response.headers["x-request-id"] == "mine-7"
         refused(response, 500)
     assert "the request mine-7 failed" in caplog.text
@@ -279,27 +279,3 @@ def test_special_tokens_are_added_or_not(bos_client):
     rendered = tokens(messages=ask(CHUNKS))
     assert rendered == tokens(messages=ask(CHUNKS), add_special_tokens=False)
     assert tokens(messages=ask(CHUNKS), add_special_tokens=True) == [0, *rendered]
-
-
-def test_tokens_become_text_again(client, kv):
-    for text in ("A text.", "<|im_start|>user\n文 ☃", ""):
-        body = {"prompt": text, "add_special_tokens": False, "return_token_strs": True}
-        found = client.post("/tokenize", json=body).json()
-        assert found["token_strs"] == kv.tokenizer.convert_ids_to_tokens(found["tokens"])
-        back = client.post("/detokenize", json={"tokens": found["tokens"], "model": "default"})
-        assert back.json() == {"prompt": text}
-
-
-@pytest.mark.parametrize(
-    ("body", "param"),
-    [
-        ({"tokens": [10**6]}, "tokens"),
-        ({"tokens": [-1]}, "tokens.0"),
-        ({"tokens": "a"}, "tokens"),
-        ({"tokens": [1] * 5000}, "tokens"),
-        ({}, "tokens"),
-        ({"tokens": [1], "text": "a"}, "text"),
-    ],
-)
-def test_what_is_no_token_is_refused(client, body, param):
-    refused(client.post("/detokenize", json=body), 400, param=param)

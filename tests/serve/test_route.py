@@ -9,32 +9,26 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 
 import httpx
 import pytest
-from fastapi.testclient import TestClient
 from listening import Listening
 from served import CHAT, CHUNKS, TEXT, chat
 from store_servers import free_port
-from stub_server import refused
 from tiny import ask, some_chunks
 
 from ragkv import StoreConfig
 from ragkv.client import RemoteRagKV
 from ragkv.retrieve.route import HEADER, route_of
-from ragkv.serve.app import make_app
-from ragkv.serve.config import ServeConfig
 
 PAGE = Path(__file__).parents[2] / "docs" / "scaling.md"
 
 
-def test_a_key_is_of_a_set_of_texts_in_a_namespace():
+def test_a_key_is_of_a_set_of_texts():
     key = route_of(CHUNKS)
     assert re.fullmatch("[0-9a-f]{16}", key)
     assert route_of([f" {text}\n" for text in reversed(CHUNKS)] * 2) == key
-    assert route_of(CHUNKS, "other") not in {key, ""}
     assert route_of([]) == ""
     assert route_of(["\ud800"]) != route_of(["\udfff"])
 
@@ -59,19 +53,10 @@ def test_answers_say_the_key_of_the_chunks_that_were_found(client, kv):
     assert HEADER not in client.post(CHAT, json={**chat(), "messages": ask([])}).headers
 
 
-def test_the_key_is_of_the_namespace_that_was_asked(make_engine):
-    keys = {"one": "a", "two": "b"}
-    engines = {each: make_engine(namespace=each) for each in keys.values()}
-    with TestClient(make_app(ServeConfig(keys=keys), engines)) as client:
-        for key, namespace in keys.items():
-            send = partial(client.request, headers={"Authorization": f"Bearer {key}"})
-            for answer in (
-                send("GET", "/v1/route", params={"text": CHUNKS}),
-                send("POST", "/v1/route", json={"texts": CHUNKS}),
-            ):
-                assert answer.json() == {"route": route_of(CHUNKS, namespace)}
-        assert client.get("/v1/route", params={"text": "a"}).status_code == 401
-        assert send("GET", "/v1/route").status_code == 400
+def test_the_key_is_there_in_advance(client):
+    answer = client.post("/v1/route", json={"texts": CHUNKS})
+    assert answer.json() == {"route": route_of(CHUNKS)}
+    assert client.post("/v1/route", json={}).status_code == 400
 
 
 # ---- the client
@@ -85,21 +70,13 @@ def test_what_names_its_chunks_says_where_they_are_warm(connect, stub):
     kv.precompute(["a", "b"])
     kv.generate("Hi")
     sent = [(each.url.path, each.headers.get(HEADER)) for each in stub.requests]
-    key = route_of(["a", "b"], "team")
+    key = route_of(["a", "b"])
     assert sent == [
-        ("/version", None),
         ("/v1/completions", key),
         ("/v1/chunks/prefetch", key),
         ("/v1/chunks", key),
         ("/v1/completions", None),
     ]
-
-
-@pytest.mark.parametrize("version", ["plain", {"version": "vllm"}, refused(500)])
-def test_an_answer_needs_no_namespace(connect, stub, version):
-    stub.answers["GET /version"] = [version]
-    assert connect(max_retries=0).generate("Hi", retrieved=["a"]).text == "Hello"
-    assert HEADER not in stub.requests[-1].headers
 
 
 # ---- behind a proxy
