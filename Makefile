@@ -5,7 +5,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-EXTRAS := langchain,llama-index,demo,serve,retrieval,redis,s3,structured,dev
+EXTRAS := langchain,llama-index,demo,serve,redis,s3,structured,dev
 # Ray is installed only by `make ray`.
 RAY := integrations/ray
 INTEGRATIONS := $(filter-out $(RAY),$(patsubst %/pyproject.toml,%,$(wildcard integrations/*/pyproject.toml)))

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn import functional
@@ -32,29 +32,14 @@ from ragkv.splice.buffer import SplicedCache
 if TYPE_CHECKING:
     from ragkv_kernels import RowTable
 
+    from ragkv.attend.blocks import BlockAttention
+    from ragkv.attend.sparse_rows import SparseRows
+
 PIECE = 1024
 """Rows of a pass whose feed-forward is computed together."""
 _ATTENDED = "layers that called ragkv's attention"
 _UNKNOWN_ARGUMENTS = ("sinks", "block_indices", "position_bias")
 """Arguments that change an attention's scores, which passes do not support."""
-
-
-class SparseAttention(Protocol):
-    """Attention of a pass's rows in layers without a window."""
-
-    def attend(
-        self,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        scaling: float,
-        *,
-        layer: int,
-        rows: Rows,
-        score_rule: ScoreRule | None = None,
-    ) -> torch.Tensor:
-        """Attend, ``[1, heads, rows, head_dim]``, as :func:`ragkv.attend.rows.attend` does."""
-        ...
 
 
 @dataclass(slots=True, eq=False)
@@ -69,7 +54,7 @@ class Pass:
     rows: Rows
     windows: tuple[int | None, ...]
     observer: Observer | None = None
-    sparse: SparseAttention | None = None
+    sparse: SparseRows | BlockAttention | None = None
     last_row_ends: bool = False
     masks: dict[object, torch.Tensor] = field(default_factory=dict)
     tokens: int | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +14,6 @@ import torch
 from ragkv.attend.attention import (
     JointPass,
     Pass,
-    SparseAttention,
     feed_forward_in_pieces,
     last_row_ends,
     subset_attention,
@@ -29,6 +28,10 @@ from ragkv.model.streams import to_device
 from ragkv.prompt.tokens import IntArray
 from ragkv.splice.buffer import BeforeWrite, SplicedCache
 from ragkv.splice.joint import JointCache
+
+if TYPE_CHECKING:
+    from ragkv.attend.blocks import BlockAttention
+    from ragkv.attend.sparse_rows import SparseRows
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -58,7 +61,7 @@ class SubsetPass:
     cache: SplicedCache
     observer: Observer | None = None
     drift: BeforeWrite | None = None
-    sparse: SparseAttention | None = None
+    sparse: SparseRows | BlockAttention | None = None
     keep: int = 1
 
 

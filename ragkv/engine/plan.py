@@ -18,17 +18,14 @@ from ragkv.prompt.find import Span
 from ragkv.prompt.render import Rendered
 from ragkv.prompt.tokens import IntArray, Tokens
 from ragkv.recompute.repair import Repair
-from ragkv.report.account import Source
 from ragkv.select.choose import Choice
 from ragkv.splice.buffer import SplicedCache
 from ragkv.splice.layout import Layout, Origin, lay_out
 from ragkv.store.entry.lazy import LazyKV
-from ragkv.store.version import PlacedVersion
 
 LocatedEntry = tuple[LayeredKV, int, int]
 """An entry, and the characters of the prompt, start and end, that are its text or its head."""
 
-_SOURCES: dict[type, Source] = {PlacedVersion: "version", KnownChunk: "history"}
 _NO_IDS = np.zeros(0, dtype=np.int32)
 
 

@@ -1,1 +1,1 @@
-"""Retrieval in stages, the names of retrieved chunks, and the routing key of a request."""
+"""The names of retrieved chunks, and the routing key of a request."""

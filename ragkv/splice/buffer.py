@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -24,24 +24,17 @@ def spare_rows(answer_tokens: int) -> int:
     return min(max(answer_tokens, _SPARE_ROWS), _MOST_SPARE_ROWS)
 
 
-Place = Callable[[slice, tuple[torch.Tensor, torch.Tensor]], None]
+KeysValues = tuple[torch.Tensor, torch.Tensor]
+Place = Callable[[slice, KeysValues], None]
 """Writes cached rows of some layers into their keys and values."""
 
 
-class BeforeWrite(Protocol):
-    """Callback before fresh rows replace some of a layer's rows; it can change the rest."""
+BeforeWrite = Callable[[int, KeysValues, KeysValues], None]
+"""Callback before fresh rows replace some of a layer's rows; it can change the rest.
 
-    def __call__(
-        self,
-        layer: int,
-        rows: tuple[torch.Tensor, torch.Tensor],
-        fresh: tuple[torch.Tensor, torch.Tensor],
-    ) -> None:
-        """Receive keys and values of all rows in the buffer, and of the fresh rows.
-
-        ``rows`` are ``[kv_heads, tokens, head_dim]``, ``fresh`` ``[kv_heads, slots, head_dim]``.
-        """
-        ...
+It receives the layer, keys and values of all its rows, ``[kv_heads, tokens, head_dim]``, and of the
+fresh rows, ``[kv_heads, slots, head_dim]``.
+"""
 
 
 class Shift:
@@ -55,14 +48,14 @@ class Shift:
 
     def __init__(self, positions: npt.NDArray[np.int64]) -> None:
         self.positions = positions
-        self._layers: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._layers: dict[int, KeysValues] = {}
 
     def add(self, layers: slice, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Add layers' differences, ``[layers, kv_heads, rows, head_dim]``."""
         numbers = range(layers.start, layers.start + len(keys))
         self._layers |= dict(zip(numbers, zip(keys, values, strict=True), strict=True))
 
-    def of(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def of(self, layer: int) -> KeysValues:
         """Return a layer's differences, ``[kv_heads, rows, head_dim]``, keys rotated."""
         return self._layers[layer]
 
@@ -100,7 +93,7 @@ class SplicedLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    ) -> KeysValues:
         """Write fresh rows ``[1, kv_heads, rows, head_dim]`` and return all rows."""
         with torch.no_grad():  # a cache has no gradient, whatever the caller's mode
             self.load()
@@ -108,7 +101,7 @@ class SplicedLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         return self.seen
 
     @property
-    def seen(self) -> tuple[torch.Tensor, torch.Tensor]:
+    def seen(self) -> KeysValues:
         """Keys and values of the current rows, ``[1, kv_heads, length, head_dim]``."""
         return self.keys.narrow(2, 0, self.length), self.values.narrow(2, 0, self.length)
 
@@ -203,7 +196,7 @@ class SplicedCache(Cache):
         layer_idx: int,
         *args: Any,
         **kwargs: Any,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    ) -> KeysValues:
         """Write a layer's fresh rows and return all its rows, see :class:`SplicedLayer`."""
         layer = self.layers[layer_idx]
         self.written += 1
@@ -301,11 +294,11 @@ class SplicedCache(Cache):
             first = index - index % at_once
             layer.awaited = partial(load, slice(first, first + at_once))
 
-    def rows(self, layers: slice) -> tuple[torch.Tensor, torch.Tensor]:
+    def rows(self, layers: slice) -> KeysValues:
         """Return keys and values of layers, loaded or not."""
         return self._keys[layers], self._values[layers]
 
-    def layer(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def layer(self, index: int) -> KeysValues:
         """Return a layer's keys and values, ``[kv_heads, capacity, head_dim]``, loaded."""
         self.layers[index].load()
         return self._keys[index], self._values[index]

@@ -6,8 +6,6 @@ from functools import reduce
 from pathlib import Path
 from typing import Literal
 
-import faiss
-import numpy as np
 import pytest
 from gguf_files import write_gguf
 from langchain_core.documents import Document
@@ -34,15 +32,11 @@ AHEAD = PAGE.partition("## While retrieval goes on")[2]
 
 def test_stages_of_a_retrieval():
     texts = some_chunks(6)
-    index = faiss.IndexFlatL2(4)
-    index.add(np.eye(6, 4, dtype=np.float32))
     with RagKV(tiny_model(layers=2), tiny_tokenizer(), store=":memory:") as kv:
         made = run(
             BLOCK.search(AHEAD)[1],
             kv=kv,
-            index=index,
-            texts=texts,
-            embed=lambda _: np.ones(4),
+            stages=lambda _: [texts[:5], texts[:4]],
             question="What is a target?",
             prompt_of=ask,
         )

@@ -208,7 +208,7 @@ def test_wrappers_know_only_the_engine():
     """And what helps retrievers and ingestion, which is given an engine."""
     allowed = {"ragkv", "ragkv.config", "ragkv.errors", "ragkv.select", "ragkv.client"}
     allowed |= {"ragkv.ingest.documents", "ragkv.engine.settings", "ragkv.model.load"}
-    allowed |= {"ragkv.answer.engine", "ragkv.answer.stream", "ragkv.retrieve.staged"}
+    allowed |= {"ragkv.answer.engine", "ragkv.answer.stream"}
     wrong = [
         f"{path.name} imports {name}"
         for path in python_files(*WRAPPERS)
@@ -285,7 +285,6 @@ def test_the_api_page_has_what_users_import_and_nothing_else():
         "RemoteStream",
         "Scene",
         "Scored",
-        "StagedSearch",
         "VllmDecoder",
         "default_model_folder",
         "default_model_gguf",

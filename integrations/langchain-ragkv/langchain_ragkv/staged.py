@@ -20,8 +20,8 @@ class RagKVStagedRetriever(Prefetching):
 
     stages: Callable[[str], Iterable[Sequence[Document | tuple[Document, float]]]]
     """Returns, for a query, the lists of documents found so far, with or without scores. The last
-    is the result. A :class:`ragkv.retrieve.staged.StagedSearch`, or a generator function that
-    yields the first hits and then, reranked, the final ones."""
+    is the result: a generator function that yields the first hits and then, reranked, the final
+    ones."""
 
     def _get_relevant_documents(
         self, query: str, *, run_manager: CallbackManagerForRetrieverRun

@@ -2,8 +2,6 @@
 
 import asyncio
 
-import faiss
-import numpy as np
 import pytest
 from llama_index.core.query_engine import RetrieverQueryEngine
 from llama_index.core.response_synthesizers import get_response_synthesizer
@@ -11,10 +9,7 @@ from llama_index.core.schema import NodeWithScore, TextNode
 from llama_index.llms.ragkv import RagKVLLM, RagKVPromptHelper, RagKVStagedRetriever
 from tiny import some_chunks
 
-from ragkv.retrieve.staged import StagedSearch
-
 NODES = [TextNode(text=text, metadata={"page": i}) for i, text in enumerate(some_chunks(8))]
-VECTORS = np.random.default_rng(0).standard_normal((8, 16)).astype(np.float32)
 QUESTION = "What is a target list?"
 
 
@@ -30,19 +25,18 @@ def retrieved(retriever, asynchronous):
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
-def test_a_query_engine_over_an_index(asynchronous, llm, kv):
-    index = faiss.index_factory(16, "HNSW4", faiss.METRIC_INNER_PRODUCT)
-    index.add(VECTORS)
-    index.hnsw.efSearch = 32
-    search = StagedSearch(index, NODES, lambda _: VECTORS[0] + VECTORS[1], k=3, steps=3)
+def test_a_query_engine_over_stages(asynchronous, llm, kv):
+    def search(_):
+        yield [(node, 0.5) for node in NODES[:2]]
+        yield [(node, 0.7) for node in NODES[1:4]]
+
     helper = RagKVPromptHelper.from_llm(llm)
     synthesizer = get_response_synthesizer(llm=llm, prompt_helper=helper)
     engine = RetrieverQueryEngine(RagKVStagedRetriever(search, llm), synthesizer)
-    *_, last = search(QUESTION)
     for _ in range(2):
         answer = asyncio.run(engine.aquery(QUESTION)) if asynchronous else engine.query(QUESTION)
-        assert [each.node for each in answer.source_nodes] == [hit.item for hit in last]
-        assert [each.score for each in answer.source_nodes] == [hit.score for hit in last]
+        assert [each.node for each in answer.source_nodes] == NODES[1:4]
+        assert [each.score for each in answer.source_nodes] == [0.7] * 3
         kv.wait()
     assert len(llm.last_report.chunks) == 3
     assert not llm.last_report.misses

@@ -19,8 +19,8 @@ class RagKVStagedRetriever(Prefetching):
     ----------
     stages
         Returns, for a query, the lists of nodes found so far, as NodeWithScore or as pairs of
-        node and score. The last is the result. A :class:`ragkv.retrieve.staged.StagedSearch`, or
-        a generator function that yields the first hits and then, reranked, the final ones.
+        node and score. The last is the result: a generator function that yields the first hits
+        and then, reranked, the final ones.
     llm
         The LLM that will answer.
     metadata_mode, metadata_key
