@@ -40,7 +40,6 @@ def test_every_command_ends(encoding, model, run, tmp_path):
         ("ask", *asked),
         ("ask", *asked, "--json"),
         ("ask", *asked, "--page", page),
-        ("plan", "--model", model, "--prefill-tps", 100),
         ("store", "stats", "--store", tmp_path / "store"),
         ("check", "--model", model),
     ):
