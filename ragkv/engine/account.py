@@ -7,8 +7,7 @@ import numpy.typing as npt
 
 from ragkv.chunk.kv import KnownChunk
 from ragkv.decode.generate import Drawn
-from ragkv.engine.plan import Plan
-from ragkv.engine.request import Request
+from ragkv.engine.plan import Plan, Request
 from ragkv.explain import Facts, Lookup, explain, unsupported
 from ragkv.explain.misses import DAMAGED
 from ragkv.explain.warnings import MissLog, answer_warnings

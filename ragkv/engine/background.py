@@ -16,8 +16,7 @@ import numpy as np
 from ragkv.chunk.kv import ChunkKV
 from ragkv.chunk.sinks import Sink
 from ragkv.engine.healing import Healing
-from ragkv.engine.plan import Plan
-from ragkv.engine.request import Request
+from ragkv.engine.plan import Plan, Request
 from ragkv.history.history import History
 from ragkv.history.versions import Versions
 from ragkv.ingest.corpus import Corpus

@@ -22,11 +22,10 @@ from ragkv.decode.generate import Drawn, stops_of
 from ragkv.decode.listener import Listener, Progress
 from ragkv.engine.account import report_of, unsupported_account
 from ragkv.engine.pipeline import Pipeline
-from ragkv.engine.plan import Plan
+from ragkv.engine.plan import Clock, Plan, RemoteDecoder, Request
 from ragkv.engine.quality import warn_if_garbled
-from ragkv.engine.request import Clock, RemoteDecoder, Request, check_calibration
 from ragkv.engine.reuse import EngineStatus, Reuse, info_of, status_of
-from ragkv.engine.settings import check_limits, check_settings, tier_bytes
+from ragkv.engine.settings import check_calibration, check_limits, check_settings, tier_bytes
 from ragkv.engine.stream import CompletionStream, OnText, Prefilled
 from ragkv.engine.verify import verified
 from ragkv.errors import ClosedError, ConfigError

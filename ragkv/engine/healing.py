@@ -23,8 +23,7 @@ import numpy as np
 from ragkv.attend.forward import SubsetPass
 from ragkv.attend.graphs import look_over, repair_forward
 from ragkv.chunk.sinks import SINKS_KEPT, Sink
-from ragkv.engine.plan import Plan
-from ragkv.engine.request import Request
+from ragkv.engine.plan import Plan, Request
 from ragkv.engine.runs import (
     Paid,
     Run,

@@ -16,9 +16,8 @@ from ragkv.decode.generate import Drawn, draw
 from ragkv.decode.listener import Listener
 from ragkv.decode.prefill import full_prefill, prefill_into
 from ragkv.decode.steps import Steps
-from ragkv.engine.plan import Computed, Located, Plan
+from ragkv.engine.plan import Clock, Computed, Located, Plan, RemoteAnswer, Request
 from ragkv.engine.planner import Planner
-from ragkv.engine.request import Clock, RemoteAnswer, Request
 from ragkv.errors import ConfigError, PromptTooLongError
 from ragkv.history.node import Rows
 from ragkv.model.loaded import LoadedModel

@@ -1,9 +1,12 @@
-"""The states of a prompt: ``Located -> Plan -> Computed``."""
+"""The states of a prompt: ``Request -> Located -> Plan -> Computed``."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Self
+from typing import Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -13,11 +16,17 @@ from transformers.cache_utils import Cache
 from ragkv.attend.forward import SubsetPass
 from ragkv.chunk.kv import KnownChunk, LayeredKV
 from ragkv.chunk.sinks import Sink
-from ragkv.history.node import PrefixMatch
+from ragkv.config import DecodeConfig, ReuseConfig
+from ragkv.decode.generate import Drawn
+from ragkv.decode.listener import Listener
+from ragkv.history.node import PrefixMatch, Rows
+from ragkv.model.loaded import LoadedModel
 from ragkv.prompt.find import Span
-from ragkv.prompt.render import Rendered
+from ragkv.prompt.render import Prompt, Rendered
 from ragkv.prompt.tokens import IntArray, Tokens
 from ragkv.recompute.repair import Repair
+from ragkv.retrieve.named import Retrieved
+from ragkv.select import Method
 from ragkv.select.choose import Choice
 from ragkv.splice.buffer import SplicedCache
 from ragkv.splice.layout import Layout, Origin, lay_out
@@ -27,6 +36,93 @@ LocatedEntry = tuple[LayeredKV, int, int]
 """An entry, and the characters of the prompt, start and end, that are its text or its head."""
 
 _NO_IDS = np.zeros(0, dtype=np.int32)
+
+
+class Clock:
+    """Seconds by step. Construction, at the user's call, starts it."""
+
+    def __init__(self) -> None:
+        self.started = time.perf_counter()
+        self.steps: dict[str, float] = {}
+        self._within = 0.0
+
+    @contextmanager
+    def step(self, name: str) -> Iterator[None]:
+        """Add the block's wall time to the step, without nested steps."""
+        outer, self._within = self._within, 0.0
+        before = time.perf_counter()
+        try:
+            yield
+        finally:
+            took = time.perf_counter() - before
+            self.steps[name] = self.steps.get(name, 0.0) + took - self._within
+            self._within = outer + took
+
+
+class RemoteAnswer(Protocol):
+    """An answer that another process decodes.
+
+    Its methods raise ServerError if the process cannot be reached, or has a different model.
+
+    Attributes
+    ----------
+    handed_over, not_loaded
+        The report's fields of these names, final when :meth:`draw` returns.
+    """
+
+    handed_over: int
+    not_loaded: str
+
+    def hand_over(self, ids: IntArray, compute: Callable[[], Rows]) -> bool:
+        """Transfer the rows of the prompt's first tokens; False if they were not computed."""
+        ...
+
+    def draw(self, ids: IntArray, listener: Listener, cancelled: Callable[[], bool]) -> Drawn:
+        """Answer a prompt, as :func:`ragkv.decode.generate.draw` does."""
+        ...
+
+
+class RemoteDecoder(Protocol):
+    """The program that decodes in that process, such as a vLLM."""
+
+    def __call__(self, loaded: LoadedModel, namespace: str, decode: DecodeConfig) -> RemoteAnswer:
+        """Begin an answer; raises ConfigError for settings that the program lacks."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Request:
+    """A prompt to prefill or to answer.
+
+    Attributes
+    ----------
+    prompt
+        A string, or chat messages.
+    config, method
+        The call's reuse settings, and the method that they name.
+    clock
+        Started at the user's call.
+    answer_tokens
+        Largest number of tokens after the prompt; 0 for a prefill without an answer.
+    retrieved, named
+        The retrieved chunks: given with the call, and named before it.
+    remote
+        The answer of a remote decoder; None decodes in this process.
+    """
+
+    prompt: Prompt
+    config: ReuseConfig
+    method: Method
+    clock: Clock
+    answer_tokens: int = 0
+    retrieved: tuple[str, ...] = ()
+    named: Retrieved = Retrieved()  # noqa: RUF009  frozen
+    remote: RemoteAnswer | None = None
+
+    @property
+    def uses_history(self) -> bool:
+        """Whether the request takes rows of earlier prompts, and leaves its own."""
+        return self.config.history and self.method.uses_chunks
 
 
 @dataclass(frozen=True, slots=True, eq=False)

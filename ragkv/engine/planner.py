@@ -14,9 +14,8 @@ from ragkv.attend.graphs import look_over, repair_forward
 from ragkv.chunk.kv import KnownChunk, LayeredKV
 from ragkv.config import ReuseConfig
 from ragkv.decode.generate import Drawn
-from ragkv.engine.plan import Located, LocatedEntry, Plan
+from ragkv.engine.plan import Located, LocatedEntry, Plan, Request
 from ragkv.engine.prompt_rows import found_rows, left_rows, with_rows, with_versions
-from ragkv.engine.request import Request
 from ragkv.history.history import History
 from ragkv.history.versions import Versions
 from ragkv.ingest.corpus import Corpus

@@ -9,8 +9,7 @@ import numpy as np
 from ragkv.chunk.kv import KnownChunk
 from ragkv.config import ReuseConfig
 from ragkv.decode.generate import Drawn
-from ragkv.engine.plan import Located, LocatedEntry, Plan
-from ragkv.engine.request import Request
+from ragkv.engine.plan import Located, LocatedEntry, Plan, Request
 from ragkv.history.history import History, rows_of
 from ragkv.history.node import ABSENT, EXACT, Freshness, PrefixMatch
 from ragkv.history.tree import ComputedPrompt

@@ -14,7 +14,7 @@ from typing import Literal
 
 from ragkv.config import DecodeConfig, ReuseConfig
 from ragkv.decode.listener import Listener
-from ragkv.engine.request import Clock, Request
+from ragkv.engine.plan import Clock, Request
 from ragkv.engine.verify import pipeline_over
 from ragkv.errors import ConfigError
 from ragkv.model.architecture import is_verified

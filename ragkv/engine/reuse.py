@@ -14,9 +14,8 @@ from ragkv.config import ReuseConfig, StoreConfig
 from ragkv.engine.account import Account, account_of
 from ragkv.engine.background import Background
 from ragkv.engine.healing import Healing
-from ragkv.engine.plan import Plan
+from ragkv.engine.plan import Plan, Request
 from ragkv.engine.planner import Planner
-from ragkv.engine.request import Request
 from ragkv.engine.verify import verified
 from ragkv.errors import ConfigError
 from ragkv.explain.warnings import MissLog

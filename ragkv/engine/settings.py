@@ -11,6 +11,7 @@ import torch
 from ragkv.config import DecodeConfig, ReuseConfig, StoreConfig
 from ragkv.config.checks import check_number, check_text, check_whole
 from ragkv.errors import ConfigError
+from ragkv.model.fingerprint import Fingerprint
 from ragkv.model.folders import check_place
 from ragkv.model.load import check_device
 from ragkv.model.memory import default_history
@@ -24,6 +25,22 @@ def check_limits(max_running: int | None, kv_bytes: int | None) -> None:
         check_whole("max_running", max_running, 1, 4096)
     if kv_bytes is not None:
         check_number("kv_bytes", kv_bytes, 1, 2**60)
+
+
+def check_calibration(config: ReuseConfig, name: str, fingerprint: Fingerprint) -> None:
+    """Refuse a ratio that was calibrated for another model.
+
+    Raises
+    ------
+    ConfigError
+        ``calibrated_for`` is not the model's fingerprint.
+    """
+    if config.calibrated_for not in (None, fingerprint.digest):
+        raise ConfigError(
+            f"recompute_ratio {config.recompute_ratio} was calibrated for another model or dtype "
+            f"than {name} in {fingerprint.dtype}: run `ragkv calibrate` for this one, or give "
+            "calibrated_for=None to take the ratio all the same"
+        )
 
 
 def tier_bytes(settings: StoreConfig, tiers: Iterable[MemoryTier], device: torch.device) -> int:

@@ -13,9 +13,8 @@ import torch
 from ragkv.config import MEMORY, ReuseConfig
 from ragkv.decode.prefill import full_prefill, rounding_kl
 from ragkv.engine.pipeline import Pipeline
-from ragkv.engine.plan import Computed
+from ragkv.engine.plan import Clock, Computed, Request
 from ragkv.engine.planner import Planner
-from ragkv.engine.request import Clock, Request
 from ragkv.errors import ConfigError, ModelInUseError, UnsupportedModelError
 from ragkv.ingest.corpus import Corpus
 from ragkv.ingest.encode import encode

@@ -28,7 +28,7 @@ CODE = {
     "ragkv/client": 568,
     "ragkv/config": 1050,
     "ragkv/decode": 769,
-    "ragkv/engine": 2147,
+    "ragkv/engine": 2131,
     "ragkv/explain": 306,
     "ragkv/history": 634,
     "ragkv/ingest": 445,

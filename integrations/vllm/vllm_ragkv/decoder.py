@@ -67,7 +67,7 @@ class VllmDecoder:
 
 
 class VllmAnswer:
-    """One answer that vLLM decodes: a :class:`~ragkv.engine.request.RemoteAnswer`."""
+    """One answer that vLLM decodes: a :class:`~ragkv.engine.plan.RemoteAnswer`."""
 
     def __init__(
         self, server: VllmServer, namespace: str, loaded: LoadedModel, decode: DecodeConfig

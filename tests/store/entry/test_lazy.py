@@ -19,7 +19,7 @@ from tiny import SIZE, ask, some_chunks, tiny_model, tiny_tokenizer
 
 from ragkv import RagKV, StoreConfig
 from ragkv.chunk.kv import ChunkKV, LayeredKV
-from ragkv.engine.request import Clock
+from ragkv.engine.plan import Clock
 from ragkv.model.calls import cache_in
 from ragkv.splice import place
 from ragkv.store import ChunkStore
@@ -447,7 +447,7 @@ def test_layers_are_placed_as_they_are_wanted(make_engine, monkeypatch):
 
 def test_a_step_within_a_step_is_counted_once(monkeypatch):
     ticks = SimpleNamespace(perf_counter=itertools.count().__next__)
-    monkeypatch.setattr("ragkv.engine.request.time", ticks)
+    monkeypatch.setattr("ragkv.engine.plan.time", ticks)
     clock = Clock()
     with clock.step("outer"):
         with clock.step("inner"):
