@@ -11,6 +11,7 @@ from typer.core import TyperGroup
 from ragkv.cli.ask import ask
 from ragkv.cli.check import check
 from ragkv.cli.console import err, out, replace_unencodable
+from ragkv.cli.plan import plan_command
 from ragkv.cli.plugins import plugin_command, plugin_names
 from ragkv.cli.precompute import precompute
 from ragkv.cli.serve import serve
@@ -68,5 +69,6 @@ def _main(
 app.command()(precompute)
 app.command()(ask)
 app.command()(serve)
+app.command("plan")(plan_command)
 app.command()(check)
 app.add_typer(store_app, name="store")
