@@ -22,9 +22,9 @@ ROOT = Path(__file__).parents[2]
 # raises a figure says which user gets what from it.
 CODE = {
     "ragkv/answer": 436,
-    "ragkv/attend": 1299,
+    "ragkv/attend": 1291,
     "ragkv/chunk": 237,
-    "ragkv/cli": 1074,
+    "ragkv/cli": 1176,
     "ragkv/client": 568,
     "ragkv/config": 1050,
     "ragkv/decode": 769,
@@ -48,7 +48,7 @@ CODE = {
     "examples": 547,
     "integrations": 4819,
     "kernels": 2392,
-    "tests": 31215,
+    "tests": 31272,
 }
 LAYOUT = {
     tokenize.COMMENT,
