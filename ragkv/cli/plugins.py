@@ -1,8 +1,7 @@
-"""Commands and functions of other packages, found by entry points.
+"""Commands of other packages, found by the entry points ``ragkv.commands``.
 
-The group ``ragkv.commands`` has commands: functions with typer's options, or a ``typer.Typer``. The
-group ``ragkv.extensions`` has functions that options of ragkv's commands call. Entry points are
-read only for a command or an option that needs them.
+They are functions with typer's options, or a ``typer.Typer``. Entry points are read only for a
+command that needs them.
 """
 
 from __future__ import annotations
@@ -13,9 +12,10 @@ from typing import Any
 
 import typer
 
+from ragkv.engine.extensions import loaded_entry, not_installed
 from ragkv.errors import MissingDependencyError
 
-COMMANDS, EXTENSIONS = "ragkv.commands", "ragkv.extensions"
+COMMANDS = "ragkv.commands"
 _OF_RAGKV_BENCH = ("bench", "calibrate", "eval", "tune-auxiliary")
 _log = logging.getLogger(__name__)
 
@@ -44,43 +44,12 @@ def plugin_command(name: str) -> Any:
     for entry in entry_points(group=COMMANDS, name=name):
         return _command(entry)
     if name in _OF_RAGKV_BENCH:
-        raise _not_installed(f"ragkv {name}", "ragkv-bench", "benchmarks")
+        raise not_installed(f"ragkv {name}", "ragkv-bench", "benchmarks")
     return None
 
 
-def extension(name: str, package: str) -> Any:
-    """Return a package's function for an option.
-
-    Raises
-    ------
-    MissingDependencyError
-        The package is not installed or cannot be loaded.
-    """
-    for entry in entry_points(group=EXTENSIONS, name=name):
-        return _load(entry)
-    raise _not_installed(name, package, f"integrations/{name}")
-
-
-def _not_installed(name: str, package: str, folder: str) -> MissingDependencyError:
-    return MissingDependencyError(
-        f"{name} is in a separate package: pip install {package}, or in a clone "
-        f"pip install ./{folder}"
-    )
-
-
-def _load(entry: EntryPoint) -> Any:
-    try:
-        return entry.load()
-    except Exception as error:  # the import can raise anything
-        package = entry.value if entry.dist is None else entry.dist.name
-        raise MissingDependencyError(
-            f"{entry.name} cannot be loaded from {package}: {error!r}. Install it again, or "
-            "uninstall it"
-        ) from error
-
-
 def _command(entry: EntryPoint) -> Any:
-    found = _load(entry)
+    found = loaded_entry(entry)
     if not isinstance(found, typer.Typer):
         function, found = found, typer.Typer(add_completion=False)
         found.command(entry.name)(function)

@@ -23,9 +23,9 @@ from ragkv.cli.options import (
     SinkFrom,
     StorePath,
 )
-from ragkv.cli.plugins import extension
 from ragkv.cli.session import open_engine
 from ragkv.config import MEMORY, ReuseConfig, StoreConfig
+from ragkv.engine.extensions import extension
 from ragkv.errors import ConfigError, StoreError
 from ragkv.report.words import count
 

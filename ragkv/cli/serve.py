@@ -24,9 +24,9 @@ from ragkv.cli.options import (
     SinkFrom,
     StorePath,
 )
-from ragkv.cli.plugins import extension
 from ragkv.cli.session import open_engine, reuse_config
 from ragkv.config import STORE_SETTINGS, StoreConfig, check_known
+from ragkv.engine.extensions import extension
 from ragkv.errors import ConfigError, MissingDependencyError, install_command
 
 if TYPE_CHECKING:

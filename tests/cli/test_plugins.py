@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 
 from ragkv.cli import plugins
 from ragkv.cli.main import app
+from ragkv.engine import extensions
 
 PLUGIN = """
 import typer
@@ -90,7 +91,7 @@ def test_nothing_is_loaded_for_ragkvs_own_commands(monkeypatch):
 
 @pytest.mark.parametrize(("words", "name", "package"), EXTENSIONS, ids=str)
 def test_options_of_other_packages_name_them(words, name, package, monkeypatch):
-    monkeypatch.setattr(plugins, "entry_points", lambda **_: ())
+    monkeypatch.setattr(extensions, "entry_points", lambda **_: ())
     done = run(*words)
     assert (done.exit_code, done.stderr.count("\n")) == (2, 1)
     assert f"{name} is in a separate package: pip install {package}, or" in done.stderr
@@ -99,8 +100,8 @@ def test_options_of_other_packages_name_them(words, name, package, monkeypatch):
 
 @pytest.mark.parametrize(("words", "name", "package"), EXTENSIONS, ids=str)
 def test_an_option_whose_package_is_broken_says_why(words, name, package, monkeypatch):
-    broken = (EntryPoint(name, "no_such_module:function", plugins.EXTENSIONS),)
-    monkeypatch.setattr(plugins, "entry_points", lambda **_: broken)
+    broken = (EntryPoint(name, "no_such_module:function", extensions.EXTENSIONS),)
+    monkeypatch.setattr(extensions, "entry_points", lambda **_: broken)
     done = run(*words)
     assert done.exit_code == 2
     assert done.stderr.startswith(f"Error: {name} cannot be loaded from no_such_module")
