@@ -15,7 +15,7 @@ _SHARES = {1: 0.3, 2: 0.5, 3: 0.72, 8: 0.88}
 """Share of accepted tokens by the match's least length, see docs/log.md."""
 _PRIOR_TOKENS = 8
 """Number of an answer's own drafted tokens that weigh as much as the shares above."""
-_COSTS, _ANSWER = {False: (1.25, 0.035), True: (1.15, 0.09)}, 0.25
+COSTS, _ANSWER = {False: (1.25, 0.035), True: (1.15, 0.09)}, 0.25
 """Cost of a step over several tokens, and of each more token, by whether weights are quantised; of
 each more answer's attention. A step over a single token costs 1."""
 
@@ -35,13 +35,13 @@ class Drafts:
     ----------
     proposed, accepted
         Tokens drafted and accepted so far.
-    quantised
-        Whether the weights are quantised, which changes the costs of a step.
+    costs
+        Cost of a step over several tokens, and of each more token, in steps over a single token.
     """
 
     def __init__(self, longest: int = LONGEST) -> None:
         self.proposed = self.accepted = 0
-        self.quantised = False
+        self.costs = COSTS[False]
         self._longest = longest
         self._taken = {match: _PRIOR_TOKENS * share for match, share in _SHARES.items()}
         self._tried = dict.fromkeys(_SHARES, float(_PRIOR_TOKENS))
@@ -72,7 +72,7 @@ class Drafts:
     def _best_length(self, most: int, answers: int = 1) -> int:
         """Return the number of tokens with the best yield over this answer's share of the cost."""
         share = self._taken[self._match] / self._tried[self._match]
-        several, each = _COSTS[self.quantised]
+        several, each = self.costs
         together = (several + _ANSWER * (answers - 1)) / answers
         best = 1.0 if answers == 1 else 1.0 / together
         length, expected, chance = 0, 1.0, 1.0

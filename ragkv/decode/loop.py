@@ -89,7 +89,7 @@ class Loop:
             self.drafts.record(len(draft), row)
             if ends:
                 return None
-            self.drafts.quantised = self.steps.quantised
+            self.drafts.costs = self.steps.draft_costs
             draft = self.drafts.propose(history, self._room(generation_config), self.steps.answers)
             self.count += 1
             return draft

@@ -11,6 +11,7 @@ import torch
 from ragkv.attend.blocks import BlockAttention
 from ragkv.attend.forward import SubsetPass
 from ragkv.decode.batch import batch_of
+from ragkv.decode.draft import COSTS
 from ragkv.model.linear import rounds_products
 from ragkv.model.loaded import ReusableModel
 from ragkv.prompt.history import TokenHistory
@@ -66,9 +67,9 @@ class Steps:
         return self._loaded.architecture.position_limit
 
     @property
-    def quantised(self) -> bool:
-        """Whether products have fewer bits; known after the prompt's pass."""
-        return rounds_products(self._loaded.model)
+    def draft_costs(self) -> tuple[float, float]:
+        """See :attr:`ragkv.decode.draft.Drafts.costs`; known after the prompt's pass."""
+        return COSTS[rounds_products(self._loaded.model)]
 
     @property
     def answers(self) -> int:

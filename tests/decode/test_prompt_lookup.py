@@ -31,7 +31,7 @@ from transformers import (
 from transformers.generation.streamers import BaseStreamer
 
 from ragkv import Completion, RagKV, ReuseConfig
-from ragkv.decode.draft import LONGEST, Drafts
+from ragkv.decode.draft import COSTS, LONGEST, Drafts
 from ragkv.decode.loop import Loop, SeededSampling
 from ragkv.decode.steps import Take
 from ragkv.errors import ConfigError
@@ -318,7 +318,7 @@ def test_the_best_length_has_the_highest_expected_gain(quantised):
     for share, answers in product((0.2, 0.5, 0.6, 0.8, 0.99), (1, 2, 4, 8)):
         drafts = Drafts(20)
         drafts._taken[8], drafts._tried[8], drafts._match = share, 1.0, 8
-        drafts.quantised = quantised
+        drafts.costs = COSTS[quantised]
         part = (several + 0.25 * (answers - 1)) / answers
         gains = [
             sum(share**token for token in range(length + 1)) / (part + each * length)
