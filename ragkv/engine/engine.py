@@ -21,6 +21,7 @@ from ragkv.config.reuse import AnswerOptions, ReuseOptions
 from ragkv.decode.generate import Drawn, stops_of
 from ragkv.decode.listener import Listener, Progress
 from ragkv.engine.account import report_of, unsupported_account
+from ragkv.engine.local import local_decoder
 from ragkv.engine.pipeline import Pipeline
 from ragkv.engine.plan import Clock, Plan, RemoteDecoder, Request
 from ragkv.engine.quality import warn_if_garbled
@@ -70,7 +71,8 @@ class RagKV:
         (default: the free memory, on a CPU half of it). Further requests wait. Engines over one
         model share both limits.
     decoder
-        Decodes answers elsewhere, such as ``vllm_ragkv.decoder.VllmDecoder``; None decodes here.
+        Decodes answers elsewhere, such as ``vllm_ragkv.decoder.VllmDecoder``. ``"llama.cpp"``: on
+        the CPU by the package ``ragkv-llamacpp``, from the model's GGUF file. None decodes here.
 
     Raises ModelNotFoundError, UnsupportedModelError, StoreError, ConfigError, OutOfMemoryError.
     """
@@ -88,13 +90,14 @@ class RagKV:
         on_unsupported: Literal["raise", "full"] = "raise",
         max_running: int | None = None,
         kv_bytes: int | None = None,
-        decoder: RemoteDecoder | None = None,
+        decoder: RemoteDecoder | Literal["llama.cpp"] | None = None,
     ) -> None:
         check_limits(max_running, kv_bytes)
         settings = check_settings(reuse, store=store, namespace=namespace)
         self.reuse = reuse
         self.namespace = namespace
-        self._decoder = decoder
+        self._decoder = None if isinstance(decoder, str) else decoder
+        open_decoder = local_decoder(decoder)
         loaded = load_model(
             model, tokenizer, device=device, dtype=dtype, on_unsupported=on_unsupported
         )
@@ -102,6 +105,7 @@ class RagKV:
             loaded = verified(loaded, on_unsupported)
             warn_if_garbled(loaded, reuse)
         self._loaded = loaded
+        self._local_decoder = open_decoder(loaded)
         self._lock = lock_of(loaded.model)
         costs = prefill_flops_of(loaded) if isinstance(loaded, ReusableModel) else None
         self._store = open_store(settings, namespace, device=loaded.device, costs=costs)
@@ -111,7 +115,7 @@ class RagKV:
         if isinstance(loaded, ReusableModel):
             self._reuse = Reuse.over(loaded, self._store, settings, costs, self._named)
         planner = None if self._reuse is None else self._reuse.planner()
-        self._pipeline = Pipeline(loaded, self._requests, planner)
+        self._pipeline = Pipeline(loaded, self._requests, planner, self._local_decoder)
         try:
             self._configured({"calibrated_for": reuse.calibrated_for})
         except ConfigError:
@@ -381,6 +385,8 @@ class RagKV:
         if self._lifecycle.close():
             if self._reuse is not None:
                 self._reuse.background.close()
+            if self._local_decoder is not None:
+                self._local_decoder.close()
             self._requests.configure(tiers=-self._tier_bytes)
             with self._lock:
                 if self._lock.leave():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from ragkv.decode.generate import Drawn, draw
 from ragkv.decode.listener import Listener
 from ragkv.decode.prefill import full_prefill, prefill_into
 from ragkv.decode.steps import Steps
-from ragkv.engine.plan import Clock, Computed, Located, Plan, RemoteAnswer, Request
+from ragkv.engine.plan import Clock, Computed, Located, Plan, RemoteAnswer, Request, StepDecoder
 from ragkv.engine.planner import Planner
 from ragkv.errors import ConfigError, PromptTooLongError
 from ragkv.history.node import Rows
@@ -47,14 +47,21 @@ class Pipeline:
     ----------
     planner
         None for a model whose caches cannot be reused: every prompt is prefilled in full.
+    decoder
+        Computes the answers' steps; None computes them here.
     """
 
     def __init__(
-        self, loaded: LoadedModel, requests: RequestQueue, planner: Planner | None = None
+        self,
+        loaded: LoadedModel,
+        requests: RequestQueue,
+        planner: Planner | None = None,
+        decoder: StepDecoder | None = None,
     ) -> None:
         self._loaded = loaded
         self._requests = requests
         self._planner = planner
+        self._decoder = decoder
 
     def prefill(self, request: Request) -> Computed:
         """Compute the prompt, and return it with its cache and the next token's logits."""
@@ -261,7 +268,8 @@ class Pipeline:
         steps = self._steps(computed, decode, turn)
         drawn = draw(self._loaded, plan.ids, steps, decode, listener=listener, cancelled=ends)
         if self._planner is not None and isinstance(computed.cache, SplicedCache):
-            self._planner.keep(request, plan, computed.cache, drawn)
+            here = drawn if self._decoder is None else replace(drawn, token_ids=[])
+            self._planner.keep(request, plan, computed.cache, here)
         return plan, drawn
 
     def _steps(self, computed: Computed, decode: DecodeConfig, turn: Turn) -> Steps | None:
@@ -270,6 +278,9 @@ class Pipeline:
         if planner is None or logits is None or not isinstance(cache, SplicedCache):
             return None
         loaded, plan = planner.loaded, computed.plan
+        if self._decoder is not None:
+            room, prefilled = decode.max_new_tokens, turn.prefilled
+            return self._decoder.steps(plan.ids, cache, logits, room=room, prefilled=prefilled)
         return Steps(
             loaded,
             plan.ids,

@@ -19,6 +19,7 @@ from ragkv.chunk.sinks import Sink
 from ragkv.config import DecodeConfig, ReuseConfig
 from ragkv.decode.generate import Drawn
 from ragkv.decode.listener import Listener
+from ragkv.decode.steps import Steps
 from ragkv.history.node import PrefixMatch, Rows
 from ragkv.model.loaded import LoadedModel
 from ragkv.prompt.find import Span
@@ -87,6 +88,26 @@ class RemoteDecoder(Protocol):
 
     def __call__(self, loaded: LoadedModel, namespace: str, decode: DecodeConfig) -> RemoteAnswer:
         """Begin an answer; raises ConfigError for settings that the program lacks."""
+        ...
+
+
+class StepDecoder(Protocol):
+    """A library in this process that computes an answer's steps, such as llama.cpp."""
+
+    def steps(
+        self,
+        ids: IntArray,
+        cache: SplicedCache,
+        logits: torch.Tensor,
+        *,
+        room: int,
+        prefilled: Callable[[], object],
+    ) -> Steps:
+        """Return the steps of an answer of ``room`` tokens; the rest as for :class:`Steps`."""
+        ...
+
+    def close(self) -> None:
+        """Release the library's memory."""
         ...
 
 
