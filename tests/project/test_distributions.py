@@ -1,4 +1,4 @@
-"""What is released: six distributions in step, none with another's files, each complete."""
+"""What is released: seven distributions in step, none with another's files, each complete."""
 
 import os
 import re
@@ -24,6 +24,7 @@ FOLDERS = {
     "ragkv-bench": ROOT / "benchmarks",
     "langchain-ragkv": ROOT / "integrations" / "langchain-ragkv",
     "llama-index-llms-ragkv": ROOT / "integrations" / "llama-index-llms-ragkv",
+    "ragkv-llamacpp": ROOT / "integrations" / "llamacpp",
     "ragkv-ray": ROOT / "integrations" / "ray",
     "vllm-ragkv": ROOT / "integrations" / "vllm",
 }
@@ -64,6 +65,11 @@ llm = llama_index.llms.ragkv.RagKVLLM(model_name=model, store=":memory:", max_ne
 llm.kv.precompute([chunk], sink=llm.reuse_overrides.get("sink"))
 report = llm.complete(prompt).additional_kwargs
 """,
+    "ragkv-llamacpp": """
+from ragkv.engine.extensions import extension
+assert extension("llamacpp", "ragkv-llamacpp").__name__ == "LlamaCppDecoder"
+report = None
+""",
     "ragkv-ray": """
 from importlib.metadata import entry_points
 from importlib.util import find_spec, module_from_spec
@@ -75,7 +81,7 @@ else:
 report = None
 """,
     "vllm-ragkv": """
-from ragkv.cli.plugins import extension
+from ragkv.engine.extensions import extension
 assert extension("vllm", "vllm-ragkv").__name__ == "VllmDecoder"
 report = None
 """,
@@ -84,7 +90,7 @@ BEFORE = "import sys\nmodel, chunk = sys.argv[1:]\nprompt = chunk + '\\n\\nWhat 
 AFTER = """
 assert report is None or report["tokens"]["reused"] > 0, report
 ours = ("ragkv", "ragkv_kernels", "ragkv_bench", "langchain_ragkv", "llama_index.llms.ragkv")
-ours += ("ragkv_ray", "vllm_ragkv")
+ours += ("llamacpp_ragkv", "ragkv_ray", "vllm_ragkv")
 files = [sys.modules[name].__file__ for name in ours if name in sys.modules]
 assert files and all(file.startswith(sys.prefix) for file in files), files
 """

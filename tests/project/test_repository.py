@@ -16,7 +16,11 @@ WRAPPERS = (
     "integrations/langchain-ragkv/langchain_ragkv",
     "integrations/llama-index-llms-ragkv/llama_index",
 )
-EXTENSIONS = ("integrations/ray/ragkv_ray", "integrations/vllm/vllm_ragkv")
+EXTENSIONS = (
+    "integrations/llamacpp/llamacpp_ragkv",
+    "integrations/ray/ragkv_ray",
+    "integrations/vllm/vllm_ragkv",
+)
 PACKAGES = (*WRAPPERS, *EXTENSIONS, "benchmarks/ragkv_bench")
 SOURCES = ("ragkv", "kernels", *PACKAGES, "examples")
 # Which rooms each room may import, in the order of a prompt's way. The engine knows all before it.

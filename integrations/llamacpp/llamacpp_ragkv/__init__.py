@@ -1,0 +1,1 @@
+"""llama.cpp decodes answers behind rows that ragkv repaired."""

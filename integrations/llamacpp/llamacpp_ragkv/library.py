@@ -1,0 +1,179 @@
+"""The calls of llama.cpp that decoding needs, by the package ``cyllama``."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from ragkv.errors import MissingDependencyError, ModelNotFoundError, RagKVError
+
+_log = logging.getLogger(__name__)
+_F32, _F16, _FLASH_OFF, _FLASH_AUTO = 0, 1, 0, -1
+_MOST_TOGETHER = 512
+"""Tokens of one call."""
+
+
+class LlamaCppError(RagKVError, RuntimeError):
+    """llama.cpp refused rows, or a step failed."""
+
+
+class Context(Protocol):
+    """Memory of llama.cpp for one sequence. A failed call raises LlamaCppError.
+
+    Attributes
+    ----------
+    room
+        Number of tokens.
+    """
+
+    room: int
+
+    def decode(self, tokens: Sequence[int], begin: int) -> npt.NDArray[np.float32]:
+        """Compute tokens from a position on; return their logits, ``[tokens, vocab]``."""
+        ...
+
+    def state(self) -> bytes:
+        """Return the sequence's rows, see :mod:`llamacpp_ragkv.blob`."""
+        ...
+
+    def restore(self, blob: bytes) -> None:
+        """Replace the sequence's rows."""
+        ...
+
+    def remove(self, begin: int) -> None:
+        """Remove the rows from a position on."""
+        ...
+
+    def close(self) -> None:
+        """Release the memory."""
+        ...
+
+
+class Library(Protocol):
+    """A loaded GGUF file.
+
+    Attributes
+    ----------
+    architecture
+        The file's ``general.architecture``.
+    """
+
+    architecture: str
+
+    def open(self, room: int) -> Context:
+        """Return memory for ``room`` tokens."""
+        ...
+
+    def close(self) -> None:
+        """Release the weights."""
+        ...
+
+
+class Cyllama:
+    """llama.cpp by ``cyllama``: a :class:`Library`. Every call must come from one thread.
+
+    Parameters
+    ----------
+    file
+        The GGUF file, of a split one the first part.
+    threads
+        Threads of a step.
+    half
+        Whether K and V are float16, otherwise float32.
+    flash
+        Whether attention can be flash attention, without which V is transposed.
+
+    Raises
+    ------
+    MissingDependencyError
+        ``cyllama`` is not installed.
+    ModelNotFoundError
+        llama.cpp cannot load the file.
+    """
+
+    def __init__(self, file: Path, threads: int, *, half: bool = True, flash: bool = True) -> None:
+        try:
+            from cyllama.llama import llama_cpp
+        except ImportError as error:
+            raise MissingDependencyError(
+                "decoder='llama.cpp' needs cyllama, and it Python 3.12 or later: "
+                "pip install ragkv-llamacpp"
+            ) from error
+        self._llama: Any = llama_cpp
+        llama_cpp.disable_logging()
+        llama_cpp.llama_backend_init()
+        _log.info("llama.cpp: %s", llama_cpp.llama_print_system_info())
+        try:
+            self._model = llama_cpp.LlamaModel(
+                path_model=str(file), params=llama_cpp.LlamaModelParams(), verbose=False
+            )
+        except Exception as error:
+            raise ModelNotFoundError(f"llama.cpp cannot load {file}: {error}") from error
+        self.architecture = str(self._model.metadata()["general.architecture"])
+        self._params = llama_cpp.LlamaContextParams()
+        self._params.n_threads = self._params.n_threads_batch = threads
+        self._params.type_k = self._params.type_v = _F16 if half else _F32
+        self._params.flash_attn_type = _FLASH_AUTO if flash else _FLASH_OFF
+        self._params.n_batch = self._params.n_ubatch = _MOST_TOGETHER
+
+    def open(self, room: int) -> CyllamaContext:
+        """Return memory for ``room`` tokens."""
+        self._params.n_ctx = room
+        return CyllamaContext(self._llama, self._model, self._params, room)
+
+    def close(self) -> None:
+        """Release the weights."""
+        self._model.close()
+
+
+class CyllamaContext:
+    """A :class:`Context` of ``cyllama``."""
+
+    def __init__(self, llama: Any, model: Any, params: Any, room: int) -> None:
+        self.room = room
+        try:
+            self._context = llama.LlamaContext(model=model, params=params, verbose=False)
+            self._batch = llama.LlamaBatch(
+                n_tokens=_MOST_TOGETHER, embd=0, n_seq_max=1, verbose=False
+            )
+        except Exception as error:
+            raise LlamaCppError(f"llama.cpp has no memory for {room} tokens: {error}") from error
+
+    def decode(self, tokens: Sequence[int], begin: int) -> npt.NDArray[np.float32]:
+        """Compute at most 512 tokens."""
+        self._batch.reset()
+        for at, token in enumerate(tokens):
+            self._batch.add(int(token), begin + at, [0], True)
+        try:
+            self._context.decode(self._batch)
+        except Exception as error:
+            raise LlamaCppError(f"a step of llama.cpp failed: {error}") from error
+        rows = [self._context.get_logits_ith(at) for at in range(len(tokens))]
+        return np.asarray(rows, dtype=np.float32)
+
+    def state(self) -> bytes:
+        """Return the sequence's rows."""
+        return bytes(self._context.get_state_seq_data(0))
+
+    def restore(self, blob: bytes) -> None:
+        """Replace the sequence's rows; after an error there are none."""
+        self.remove(0)
+        try:
+            self._context.set_state_seq_data(blob, 0)
+        except Exception as error:
+            self.remove(0)
+            raise LlamaCppError(f"llama.cpp refused the prompt's rows: {error}") from error
+
+    def remove(self, begin: int) -> None:
+        """Remove the rows from a position on."""
+        self._context.memory_seq_rm(0, begin, -1)
+
+    def close(self) -> None:
+        """Release the memory."""
+        self._batch.close()
+        self._context.close()
