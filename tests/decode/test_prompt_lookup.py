@@ -110,7 +110,7 @@ def test_seeded_samples_are_those_without_drafts(make_engine, monkeypatch, penal
 class Table:
     """Steps whose logits are a tiny model's, computed once for each text."""
 
-    position_limit, answers, quantised = None, 1, False
+    position_limit, answers, draft_costs = None, 1, COSTS[False]
 
     def __init__(self, model: Any, known: dict[tuple[int, ...], torch.Tensor]) -> None:
         self._model, self._known = model, known

@@ -139,9 +139,11 @@ def test_they_require_one_another_in_this_minor_version():
         ("llama-index-llms-ragkv", "ragkv"),
         ("ragkv", "langchain-ragkv"),
         ("ragkv", "llama-index-llms-ragkv"),
+        ("ragkv", "ragkv-llamacpp"),
         ("ragkv", "ragkv-ray"),
         ("ragkv", "vllm-ragkv"),
         ("ragkv-bench", "ragkv"),
+        ("ragkv-llamacpp", "ragkv"),
         ("ragkv-ray", "ragkv"),
         ("vllm-ragkv", "ragkv"),
     ]
@@ -152,7 +154,7 @@ def test_no_two_own_a_file_and_all_are_typed():
     assert not [file for file, count in Counter(owned).items() if count > 1]
     marked = {file.removesuffix("/py.typed") for file in owned if file.endswith("/py.typed")}
     typed = {"ragkv", "ragkv_bench", "langchain_ragkv", "llama_index/llms/ragkv"}
-    assert marked == typed | {"ragkv_kernels", "ragkv_ray", "vllm_ragkv"}
+    assert marked == typed | {"llamacpp_ragkv", "ragkv_kernels", "ragkv_ray", "vllm_ragkv"}
     assert not [file for file in owned if not file.endswith((".py", "py.typed", ".css"))]
 
 
