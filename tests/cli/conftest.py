@@ -9,7 +9,7 @@ from tiny import saved
 @pytest.fixture(autouse=True)
 def kept(tmp_path, monkeypatch) -> Path:
     """Return the file of embeddings."""
-    file = tmp_path / "cache" / "embeddings.sqlite"
+    file = tmp_path / "cache" / "embeddings.safetensors"
     monkeypatch.setattr("ragkv.cli.retrieval.kept_embeddings", lambda: file)
     return file
 

@@ -1,14 +1,13 @@
 """Embeddings that commands keep for the next one."""
 
-import sqlite3
-
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 from tiny import saved
 from typer.testing import CliRunner
 
 from ragkv.cli.main import app
-from ragkv.cli.retrieval import Embedder, Embeddings
+from ragkv.cli.retrieval import Embedder
 
 TEXTS = [f"Text {at} about the weather." for at in range(5)]
 
@@ -47,43 +46,39 @@ def test_the_second_command_embeds_the_question_alone(asked, kept):
     assert asked == [TEXTS, ["Where?"]], "nothing is kept unless asked for"
 
 
-def test_rows_come_back_bit_by_bit_and_for_their_model_alone(kept):
-    rows = {f"text {at}": np.random.default_rng(at).random(8, np.float32) for at in range(1200)}
-    Embeddings(kept, "model 1").store(rows)
-    found = Embeddings(kept, "model 1").load([*rows, "another"], 8)
-    assert found.keys() == rows.keys()
-    assert all(np.array_equal(found[text], rows[text]) for text in rows)
-    assert not Embeddings(kept, "model 2").load(list(rows), 8)
-    assert not Embeddings(kept, "model 1").load(list(rows), 9), "of another length"
-    Embeddings(kept, "model 1").store({"text 0": rows["text 1"]})
-    again = Embeddings(kept, "model 1").load(["text 0"], 8)
-    assert np.array_equal(again["text 0"], rows["text 1"])
+def test_rows_come_back_bit_by_bit_and_for_their_model_alone(asked, kept, monkeypatch):
+    rows = Embedder().embed(TEXTS)
+    Embedder(kept).top("Where?", TEXTS, 2)
+    assert np.array_equal(load_file(kept)["rows"], rows)
+    asked.clear()
+    monkeypatch.setattr("ragkv.cli.retrieval.version", lambda _: "another")
+    Embedder(kept).top("Where?", TEXTS, 2)
+    assert asked == [TEXTS, ["Where?"]]
 
 
-@pytest.mark.parametrize("harm", ["garbage", "cut", "folder", "pickle", "read-only"])
+@pytest.mark.parametrize("harm", ["garbage", "cut", "folder", "other", "read-only"])
 def test_a_file_that_cannot_be_used_is_as_good_as_none(asked, kept, harm, caplog, monkeypatch):
     expected = Embedder(kept).top("Where?", TEXTS, 2)
     if harm == "garbage":
-        kept.write_bytes(b"no database" * 1000)
+        kept.write_bytes(b"no tensors" * 1000)
     elif harm == "cut":
         kept.write_bytes(kept.read_bytes()[:4096])
     elif harm == "folder":
         kept.unlink()
         kept.mkdir()
-    elif harm == "pickle":
-        with sqlite3.connect(kept) as file:
-            file.execute("UPDATE rows SET row = 'cos\nsystem\n'")
-        file.close()
+    elif harm == "other":
+        save_file({"rows": np.zeros((5, 384), np.float32)}, kept)
     else:
 
         def refuse(*_, **__):
-            raise sqlite3.OperationalError("attempt to write a readonly database")
+            raise PermissionError("read-only file system")
 
-        monkeypatch.setattr(sqlite3, "connect", refuse)
+        kept.unlink()
+        monkeypatch.setattr("ragkv.cli.retrieval.save_file", refuse)
     asked.clear()
     assert Embedder(kept).top("Where?", TEXTS, 2) == expected
     assert asked[0] == TEXTS
-    assert ("cannot be" in caplog.text) == (harm != "pickle")
+    assert "cannot be" in caplog.text
 
 
 def test_ask_keeps_them(asked, kept, tmp_path):
