@@ -24,7 +24,7 @@ CODE = {
     "ragkv/answer": 436,
     "ragkv/attend": 1291,
     "ragkv/chunk": 237,
-    "ragkv/cli": 1159,
+    "ragkv/cli": 1144,
     "ragkv/client": 568,
     "ragkv/config": 1050,
     "ragkv/decode": 770,
@@ -48,7 +48,7 @@ CODE = {
     "examples": 547,
     "integrations": 5715,
     "kernels": 2392,
-    "tests": 31285,
+    "tests": 31281,
 }
 LAYOUT = {
     tokenize.COMMENT,
