@@ -101,7 +101,10 @@ def answer(
     ratio: Ratios = "0.2",
     method: Annotated[
         str,
-        typer.Option(help="Comma-separated methods; full: ragkv's decoding after a full prefill."),
+        typer.Option(
+            help="Comma-separated methods; full: ragkv's decoding after a full prefill; "
+            "query+llama.cpp: decoded by llama.cpp."
+        ),
     ] = "query,full",
     rounds: Rounds = 3,
     json_path: options.JsonPath = None,

@@ -5,9 +5,10 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import groupby, product
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from rich.table import Table
@@ -37,6 +38,9 @@ from ragkv_bench.speed.traces import RequestTrace, make_traces
 
 FULL = "full"
 """The method of a full prefill."""
+BY_LLAMA_CPP = "+llama.cpp"
+"""Ends a method's name if llama.cpp decodes its answers."""
+Decoder = Literal["llama.cpp"] | None
 Setting = tuple[str, float]
 """A method and its ratio."""
 _CAPTION = (
@@ -49,8 +53,8 @@ _CAPTION = (
 class AnswerPlan:
     """What is measured: every method at every ratio, prompt length and answer length.
 
-    ``full`` is ragkv's decoding behind a full prefill: it has no ratio. Raises ConfigError for
-    what cannot be measured.
+    ``full`` is ragkv's decoding behind a full prefill: it has no ratio. ``+llama.cpp`` behind a
+    method's name decodes its answers by llama.cpp. Raises ConfigError for what cannot be measured.
     """
 
     tokens: tuple[int, ...] = (1024, 2048, 4096)
@@ -66,12 +70,16 @@ class AnswerPlan:
         if min(self.answer_tokens) < 2:
             raise ConfigError("answer_tokens must be 2 or more")
         for method in self.methods:
-            get_method(method)
+            get_method(method.removesuffix(BY_LLAMA_CPP))
 
     @property
     def settings(self) -> list[Setting]:
         """Methods with their ratios, in the order of the options."""
-        pairs = [(m, 1.0 if m == FULL else r) for m in self.methods for r in self.ratios]
+        pairs = [
+            (m, 1.0 if m.removesuffix(BY_LLAMA_CPP) == FULL else r)
+            for m in self.methods
+            for r in self.ratios
+        ]
         return list(dict.fromkeys(pairs))
 
 
@@ -95,13 +103,21 @@ def bench_answers(
     a peer does not start or gives no token.
     """
     reuse = ReuseConfig(on_miss="skip")
-    with RagKV(require_reusable(loaded), store=IN_MEMORY, reuse=reuse) as kv:
+    with ExitStack() as stack:
+        decoders = {_decoder_of(method): None for method in ("query", *plan.methods)}
+        engines = {
+            decoder: stack.enter_context(
+                RagKV(require_reusable(loaded), store=IN_MEMORY, reuse=reuse, decoder=decoder)
+            )
+            for decoder in decoders
+        }
+        kv = engines[None]
         traces = make_traces(kv, plan.tokens, plan.chunk_tokens, plan.rounds, plan.seed)
         total = sum(len(trace.prompts) for trace in traces) * len(plan.answer_tokens)
         rows, measured = list[Found](), list[Measured]()
         with tqdm(total=total, disable=not show_progress, desc="answers") as bar:
             for trace, count in product(traces, plan.answer_tokens):
-                full, own = _measure(kv, plan, trace, count, bar)
+                full, own = _measure(engines, plan, trace, count, bar)
                 rows += [_row(trace, count, setting, full, own[setting]) for setting in own]
                 measured.append((trace, count, own))
     return {
@@ -113,18 +129,28 @@ def bench_answers(
     }
 
 
+def _decoder_of(method: str) -> Decoder:
+    return "llama.cpp" if method.endswith(BY_LLAMA_CPP) else None
+
+
 def _measure(
-    kv: RagKV, plan: AnswerPlan, trace: RequestTrace, count: int, bar: tqdm[Any]
+    engines: dict[Decoder, RagKV],
+    plan: AnswerPlan,
+    trace: RequestTrace,
+    count: int,
+    bar: tqdm[Any],
 ) -> tuple[list[AnswerTime], Times]:
     """Time transformers and then each setting, prompt after prompt; the first one warms up."""
     full, own = list[AnswerTime](), {setting: list[AnswerTime]() for setting in plan.settings}
     bar.set_postfix_str(f"{trace.tokens} + {count} tokens", refresh=False)
-    for method, _ in own:
+    for name, _ in own:
+        method = name.removesuffix(BY_LLAMA_CPP)
         if get_method(method).uses_chunks:
-            kv.precompute(trace.chunks, method=method, sink=trace.sink)
+            engines[_decoder_of(name)].precompute(trace.chunks, method=method, sink=trace.sink)
     for asked, ids in zip(trace.prompts, trace.ids, strict=True):
-        full.append(transformers_answer(kv.loaded.model, [ids], count))
+        full.append(transformers_answer(engines[None].loaded.model, [ids], count))
         for setting, times in own.items():
+            kv = engines[_decoder_of(setting[0])]
             times.append(_answer(kv, trace, asked, setting, count))
         bar.update()
     return full[1:], {setting: times[1:] for setting, times in own.items()}
@@ -137,7 +163,7 @@ def _answer(
         return kv.generate(
             asked,
             max_new_tokens=count,
-            method=setting[0],
+            method=setting[0].removesuffix(BY_LLAMA_CPP),
             recompute_ratio=setting[1],
             sink=trace.sink,
             ignore_eos=True,
