@@ -65,7 +65,7 @@ COUNTS = {
     "settings": 42,
     "fields of a report": 24,
     "commands": 9,
-    "words of docs": 20_900,
+    "words of docs": 21_050,
     "words of tutorials": 1_800,
 }
 """The log of experiments has no limit of words."""
