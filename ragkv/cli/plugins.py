@@ -12,7 +12,7 @@ from typing import Any
 
 import typer
 
-from ragkv.engine.extensions import loaded_entry, not_installed
+from ragkv.config.extensions import loaded_entry, not_installed
 from ragkv.errors import MissingDependencyError
 
 COMMANDS = "ragkv.commands"

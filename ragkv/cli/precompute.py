@@ -25,7 +25,7 @@ from ragkv.cli.options import (
 )
 from ragkv.cli.session import open_engine
 from ragkv.config import MEMORY, ReuseConfig, StoreConfig
-from ragkv.engine.extensions import extension
+from ragkv.config.extensions import extension
 from ragkv.errors import ConfigError, StoreError
 from ragkv.report.words import count
 

@@ -26,7 +26,7 @@ from ragkv.cli.options import (
 )
 from ragkv.cli.session import open_engine, reuse_config
 from ragkv.config import STORE_SETTINGS, StoreConfig, check_known
-from ragkv.engine.extensions import extension
+from ragkv.config.extensions import extension
 from ragkv.errors import ConfigError, MissingDependencyError, install_command
 
 if TYPE_CHECKING:

@@ -21,12 +21,11 @@ from ragkv.config.reuse import AnswerOptions, ReuseOptions
 from ragkv.decode.generate import Drawn, stops_of
 from ragkv.decode.listener import Listener, Progress
 from ragkv.engine.account import report_of, unsupported_account
-from ragkv.engine.local import local_decoder
 from ragkv.engine.pipeline import Pipeline
 from ragkv.engine.plan import Clock, Plan, RemoteDecoder, Request
 from ragkv.engine.quality import warn_if_garbled
 from ragkv.engine.reuse import EngineStatus, Reuse, info_of, status_of
-from ragkv.engine.settings import check_calibration, check_limits, check_settings, tier_bytes
+from ragkv.engine.settings import check_calibration, check_settings, local_decoder, tier_bytes
 from ragkv.engine.stream import CompletionStream, OnText, Prefilled
 from ragkv.engine.verify import verified
 from ragkv.errors import ClosedError, ConfigError
@@ -92,8 +91,9 @@ class RagKV:
         kv_bytes: int | None = None,
         decoder: RemoteDecoder | Literal["llama.cpp"] | None = None,
     ) -> None:
-        check_limits(max_running, kv_bytes)
-        settings = check_settings(reuse, store=store, namespace=namespace)
+        settings = check_settings(
+            reuse, store=store, namespace=namespace, max_running=max_running, kv_bytes=kv_bytes
+        )
         self.reuse = reuse
         self.namespace = namespace
         self._decoder = None if isinstance(decoder, str) else decoder

@@ -1,8 +1,8 @@
-"""Check an engine's settings before its model is loaded, which can take minutes."""
+"""Checks of an engine's settings, most of them before its model is loaded: that takes minutes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -10,21 +10,18 @@ import torch
 
 from ragkv.config import DecodeConfig, ReuseConfig, StoreConfig
 from ragkv.config.checks import check_number, check_text, check_whole
+from ragkv.config.extensions import extension
+from ragkv.engine.plan import StepDecoder
 from ragkv.errors import ConfigError
+from ragkv.model.default_model import DEFAULT_MODEL, default_model_gguf
 from ragkv.model.fingerprint import Fingerprint
 from ragkv.model.folders import check_place
+from ragkv.model.gguf import gguf_file
 from ragkv.model.load import check_device
+from ragkv.model.loaded import LoadedModel, require_reusable
 from ragkv.model.memory import default_history
 from ragkv.select import method_of
 from ragkv.store.tiers.tier import MemoryTier
-
-
-def check_limits(max_running: int | None, kv_bytes: int | None) -> None:
-    """Raise ConfigError for limits out of range; None is no limit."""
-    if max_running is not None:
-        check_whole("max_running", max_running, 1, 4096)
-    if kv_bytes is not None:
-        check_number("kv_bytes", kv_bytes, 1, 2**60)
 
 
 def check_calibration(config: ReuseConfig, name: str, fingerprint: Fingerprint) -> None:
@@ -41,6 +38,35 @@ def check_calibration(config: ReuseConfig, name: str, fingerprint: Fingerprint) 
             f"than {name} in {fingerprint.dtype}: run `ragkv calibrate` for this one, or give "
             "calibrated_for=None to take the ratio all the same"
         )
+
+
+def local_decoder(decoder: object) -> Callable[[LoadedModel], StepDecoder | None]:
+    """Return what opens a library over a model from a GGUF file; it gives None unless named.
+
+    It raises ConfigError for a model from elsewhere, and the library's own errors.
+
+    Raises
+    ------
+    ConfigError
+        There is no library of this name.
+    MissingDependencyError
+        Its package is not installed or cannot be loaded.
+    """
+    if not isinstance(decoder, str):
+        return lambda _: None
+    if decoder != "llama.cpp":
+        raise ConfigError(f"decoder must be 'llama.cpp' or an object, not {decoder!r}")
+    open_library = extension("llamacpp", "ragkv-llamacpp")
+
+    def open_over(loaded: LoadedModel) -> StepDecoder:
+        is_default = loaded.name == DEFAULT_MODEL
+        file = default_model_gguf() if is_default else gguf_file(loaded.name)
+        if file is None:
+            raise ConfigError(f"decoder='llama.cpp' needs a GGUF file, which {loaded.name} is not")
+        found: StepDecoder = open_library(require_reusable(loaded), file)
+        return found
+
+    return open_over
 
 
 def tier_bytes(settings: StoreConfig, tiers: Iterable[MemoryTier], device: torch.device) -> int:
@@ -60,6 +86,8 @@ def check_settings(
     decode: dict[str, Any] | None = None,
     model: object = None,
     device: str | torch.device | None = None,
+    max_running: int | None = None,
+    kv_bytes: int | None = None,
 ) -> StoreConfig:
     """Return the store's settings.
 
@@ -81,6 +109,10 @@ def check_settings(
     if not isinstance(reuse, ReuseConfig):
         raise ConfigError(f"reuse must be a ReuseConfig, not {reuse!r}")
     check_text("namespace", namespace)
+    if max_running is not None:
+        check_whole("max_running", max_running, 1, 4096)
+    if kv_bytes is not None:
+        check_number("kv_bytes", kv_bytes, 1, 2**60)
     known = DecodeConfig.__dataclass_fields__
     given = {} if decode is None else decode
     DecodeConfig(**{name: given[name] for name in known.keys() & given.keys()})

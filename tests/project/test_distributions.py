@@ -66,7 +66,7 @@ llm.kv.precompute([chunk], sink=llm.reuse_overrides.get("sink"))
 report = llm.complete(prompt).additional_kwargs
 """,
     "ragkv-llamacpp": """
-from ragkv.engine.extensions import extension
+from ragkv.config.extensions import extension
 assert extension("llamacpp", "ragkv-llamacpp").__name__ == "LlamaCppDecoder"
 report = None
 """,
@@ -81,7 +81,7 @@ else:
 report = None
 """,
     "vllm-ragkv": """
-from ragkv.engine.extensions import extension
+from ragkv.config.extensions import extension
 assert extension("vllm", "vllm-ragkv").__name__ == "VllmDecoder"
 report = None
 """,

@@ -73,7 +73,7 @@ class LlamaCppDecoder:
         room: int,
         prefilled: Callable[[], object],
     ) -> LlamaCppSteps:
-        """See :class:`ragkv.engine.request.StepDecoder`."""
+        """See :class:`ragkv.engine.plan.StepDecoder`."""
         most = len(ids) + min(room, _FIRST_ROOM)
         return LlamaCppSteps(self, most, self._loaded, ids, cache, logits, prefilled=prefilled)
 

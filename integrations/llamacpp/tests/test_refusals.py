@@ -58,7 +58,7 @@ def test_without_cyllama_the_command_is_named(tmp_path, monkeypatch):
 
 
 def test_a_model_from_elsewhere_is_refused(monkeypatch):
-    monkeypatch.setattr("ragkv.engine.local.extension", lambda *_: None)
+    monkeypatch.setattr("ragkv.engine.settings.extension", lambda *_: None)
     with pytest.raises(ConfigError, match="needs a GGUF file"):
         RagKV(tiny_model(), tiny_tokenizer(), store=":memory:", decoder="llama.cpp")
 
