@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from ragkv.cli import plugins
 from ragkv.cli.main import app
-from ragkv.engine import extensions
+from ragkv.config import extensions
 
 PLUGIN = """
 import typer

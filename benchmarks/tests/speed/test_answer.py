@@ -72,7 +72,7 @@ def test_the_table_has_all_engines(measured, tmp_path):
 
 
 def test_llama_cpp_can_decode(kv, monkeypatch):
-    monkeypatch.setattr("ragkv.engine.local.extension", lambda *_: None)
+    monkeypatch.setattr("ragkv.engine.settings.extension", lambda *_: None)
     plan = AnswerPlan(tokens=(300,), answer_tokens=(4,), methods=("query+llama.cpp", "full"))
     assert plan.settings == [("query+llama.cpp", 0.2), ("full", 1.0)]
     with pytest.raises(ConfigError, match="needs a GGUF file"):

@@ -14,7 +14,7 @@ from llamacpp_ragkv.decoder import LlamaCppDecoder
 from tiny import some_chunks, tiny_model
 
 from ragkv import RagKV, ReuseConfig
-from ragkv.engine import local
+from ragkv.engine import settings
 from ragkv.model import gguf
 
 Open = Callable[..., RagKV]
@@ -35,7 +35,7 @@ def open_engine(tmp_path, monkeypatch) -> Iterator[Open]:
                 write_gguf(path, tiny_model(family))
             if library is not None:
                 opens = partial(LlamaCppDecoder, library=library)
-                monkeypatch.setattr(local, "extension", lambda *_: opens)
+                monkeypatch.setattr(settings, "extension", lambda *_: opens)
                 given["decoder"] = "llama.cpp"
             given = {"store": ":memory:", "reuse": ReuseConfig(history=False)} | given
             kv = stack.enter_context(RagKV(path, dtype="float32", **given))

@@ -7,7 +7,7 @@ from llamacpp_ragkv.probe import RowOrder
 from tiny import tiny_model, tiny_tokenizer
 
 from ragkv import RagKV
-from ragkv.engine import extensions
+from ragkv.config import extensions
 from ragkv.errors import ConfigError, MissingDependencyError, UnsupportedModelError
 from ragkv.model.load import load_model
 from ragkv.model.loaded import require_reusable
