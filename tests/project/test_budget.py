@@ -44,7 +44,7 @@ CODE = {
     "ragkv/store": 3148,
     "ragkv/workers": 110,
     "benchmarks/ragkv_bench": 4716,
-    "benchmarks/tests": 3070,
+    "benchmarks/tests": 3071,
     "examples": 547,
     "integrations": 5715,
     "kernels": 2392,

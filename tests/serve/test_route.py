@@ -158,7 +158,7 @@ def test_a_proxy_sends_the_same_chunks_to_the_same_replica(replicas, proxy):
         for key in range(64)  # ports are random: a few keys may well fall to one replica
     ]
     assert len(set(listed)) > 1
-    route = httpx.get(f"{proxy}/v1/route", params={"text": chunks[:3]}).json()["route"]
+    route = httpx.post(f"{proxy}/v1/route", json={"texts": chunks[:3]}).json()["route"]
     (home,) = names(4, **{HEADER: route})
     dead = next(each for each in replicas if each.service.settings.model_name == home)
     dead.server.should_exit = True

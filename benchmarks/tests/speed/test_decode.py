@@ -19,7 +19,7 @@ from ragkv.cli.main import app
 from ragkv.decode.prefill import full_prefill
 from ragkv.errors import ConfigError
 from ragkv.model import load
-from ragkv.model.implementation import has_quantised_products
+from ragkv.model.implementation import has_bfloat16_products, has_quantised_products
 from ragkv_bench.speed import bound, decode
 from ragkv_bench.speed.decode import DecodePlan, _prompt, _transformers, bench_decode, bytes_read
 
@@ -108,7 +108,9 @@ def test_packed_weights_are_read_packed(kv):
     plan = DecodePlan((300,), (3, 9), rounds=1)
     with RagKV(model, tiny_tokenizer(), store=":memory:") as packed:
         bench_decode({"float32": kv.loaded, "packed": packed.loaded}, plan)
-        assert 0.1 < bytes_read(packed.loaded, 0, 1) / bytes_read(kv.loaded, 0, 1) < 0.3
+        share = bytes_read(packed.loaded, 0, 1) / bytes_read(kv.loaded, 0, 1)
+        # the output layer's rows suit no 4 bits: it is read in 16 bits, if the CPU multiplies them
+        assert 0.1 < share < (0.3 if has_bfloat16_products() else 0.4)
     with pytest.raises(ConfigError, match="leave out packed"):
         bench_decode({"packed": kv.loaded}, plan)
 
