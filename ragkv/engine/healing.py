@@ -243,8 +243,10 @@ class Healing:
 
     # ---- ingestion
 
-    def add_versions(self, texts: Sequence[str], sink: Sink) -> Iterator[tuple[str, int]]:
-        """Store a version of each chunk that has none, behind the chunks before it.
+    def add_versions(
+        self, texts: Sequence[str], missing: set[str], sink: Sink
+    ) -> Iterator[tuple[str, int]]:
+        """Store a version of each missing chunk, behind the chunks before it.
 
         The last chunks precede the first. A chunk gets none if it exceeds 4,096 tokens or the
         model's positions together with a neighbour.
@@ -253,6 +255,8 @@ class Healing:
         ----------
         texts
             Distinct stored chunks, in the order of their documents.
+        missing
+            Those without a version; a chunk is removed when it gets one.
 
         Yields
         ------
@@ -267,7 +271,6 @@ class Healing:
         if len(texts) < 2:
             return
         self._corpus.refresh()
-        missing = {text for text in texts if not self._versions.has(text, sink.fingerprint)}
         for at, text in enumerate(texts):
             window = self._window(texts, missing, at, sink) if text in missing else None
             if window is None:

@@ -177,7 +177,7 @@ class Reuse:
         versions = nbytes = 0
         lengths = list(map(len, missing))
         with IngestionProgress(lengths, show=show_progress, unit="version") as progress:
-            for text, written in self.healing.add_versions(stored, sink):
+            for text, written in self.healing.add_versions(stored, set(missing), sink):
                 progress.stored(len(text))
                 progress.say_left()
                 versions += 1

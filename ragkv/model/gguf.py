@@ -121,7 +121,7 @@ def converted(path: Path, dtype: torch.dtype = torch.float32) -> Path:
     UnsupportedModelError
         It does not contain a language model of a type that transformers reads.
     """
-    stats = [(part, part.stat()) for part in _parts(path)]
+    stats = [(part, part.stat()) for part in parts_of(path)]
     digest = _digest(tuple((part, stat.st_size, stat.st_mtime_ns) for part, stat in stats))
     name = f"{path.stem}-{digest}-{str(dtype).removeprefix('torch.')}"
     try:
@@ -258,7 +258,7 @@ def _llama3(config: PreTrainedConfig, theta: float, factors: npt.NDArray[Any]) -
 # ---- split files
 
 
-def _parts(path: Path) -> list[Path]:
+def parts_of(path: Path) -> list[Path]:
     """Return all parts of a split file in order; only ``path`` for a whole one."""
     part = _PART.search(path.name)
     if part is None:
@@ -274,7 +274,7 @@ def _parts(path: Path) -> list[Path]:
 @contextmanager
 def _in_one_file(path: Path, folder: Path | None = None) -> Iterator[Path]:
     """Give one file with the suffix that transformers expects; a temporary one if necessary."""
-    parts = _parts(path)
+    parts = parts_of(path)
     if len(parts) == 1 and path.suffix == ".gguf":
         yield path.absolute()
         return

@@ -23,7 +23,6 @@ from ragkv.errors import (
     UnsupportedModelError,
     UnsupportedTokenizerError,
 )
-from ragkv.model import default_model
 from ragkv.model.architecture import (
     Architecture,
     backbone_of,
@@ -31,10 +30,10 @@ from ragkv.model.architecture import (
     is_verified,
     probe_rope_kinds,
 )
-from ragkv.model.default_model import DEFAULT_MODEL
+from ragkv.model.default_model import DEFAULT_MODEL, model_gguf
 from ragkv.model.fingerprint import fingerprint_of, state_of
 from ragkv.model.folders import check_place, near
-from ragkv.model.gguf import from_gguf, gguf_file
+from ragkv.model.gguf import from_gguf
 from ragkv.model.linear import keep_float32
 from ragkv.model.loaded import LoadedModel, ReusableModel
 from ragkv.model.lock import lock_of
@@ -232,8 +231,7 @@ def pretrained(auto: Any, name: str | Path | None, **kwargs: Any) -> Any:
         Nothing can be loaded by this name.
     """
     name = DEFAULT_MODEL if name is None else name
-    file = default_model.default_model_gguf() if str(name) == DEFAULT_MODEL else gguf_file(name)
-    if file is not None:
+    if (file := model_gguf(name)) is not None:
         return from_gguf(auto, file, **kwargs)
     needs_config = auto is not AutoTokenizer and not {"gguf_file", "subfolder"} & kwargs.keys()
     place = check_place(name, configured=needs_config) or name

@@ -28,7 +28,7 @@ CODE = {
     "ragkv/client": 568,
     "ragkv/config": 1073,
     "ragkv/decode": 770,
-    "ragkv/engine": 2177,
+    "ragkv/engine": 2176,
     "ragkv/explain": 306,
     "ragkv/history": 634,
     "ragkv/ingest": 445,
@@ -46,7 +46,7 @@ CODE = {
     "benchmarks/ragkv_bench": 4716,
     "benchmarks/tests": 3071,
     "examples": 547,
-    "integrations": 5715,
+    "integrations": 5713,
     "kernels": 2392,
     "tests": 31281,
 }

@@ -234,12 +234,12 @@ def _peers(
     """Return the peers, for ``slots`` answers at once; raises for a missing package at once."""
     import torch
 
-    from ragkv.model.default_model import DEFAULT_MODEL, default_model_gguf
-    from ragkv.model.gguf import converted, gguf_file
+    from ragkv.model.default_model import DEFAULT_MODEL, model_gguf
+    from ragkv.model.gguf import converted
     from ragkv_bench.speed.peers.llamacpp import LlamaCpp
     from ragkv_bench.speed.peers.vllm import Vllm
 
-    own = default_model_gguf() if model in {None, DEFAULT_MODEL} else gguf_file(model)
+    own = model_gguf(DEFAULT_MODEL if model is None else model)
     most = {"max_tokens": longest, "threads": torch.get_num_threads()}
     found: list[Startable] = []
     for name in names or ():

@@ -70,15 +70,13 @@ class AnswerPlan:
         if min(self.answer_tokens) < 2:
             raise ConfigError("answer_tokens must be 2 or more")
         for method in self.methods:
-            get_method(method.removesuffix(BY_LLAMA_CPP))
+            get_method(_method_of(method))
 
     @property
     def settings(self) -> list[Setting]:
         """Methods with their ratios, in the order of the options."""
         pairs = [
-            (m, 1.0 if m.removesuffix(BY_LLAMA_CPP) == FULL else r)
-            for m in self.methods
-            for r in self.ratios
+            (m, 1.0 if _method_of(m) == FULL else r) for m in self.methods for r in self.ratios
         ]
         return list(dict.fromkeys(pairs))
 
@@ -129,6 +127,10 @@ def bench_answers(
     }
 
 
+def _method_of(name: str) -> str:
+    return name.removesuffix(BY_LLAMA_CPP)
+
+
 def _decoder_of(method: str) -> Decoder:
     return "llama.cpp" if method.endswith(BY_LLAMA_CPP) else None
 
@@ -144,7 +146,7 @@ def _measure(
     full, own = list[AnswerTime](), {setting: list[AnswerTime]() for setting in plan.settings}
     bar.set_postfix_str(f"{trace.tokens} + {count} tokens", refresh=False)
     for name, _ in own:
-        method = name.removesuffix(BY_LLAMA_CPP)
+        method = _method_of(name)
         if get_method(method).uses_chunks:
             engines[_decoder_of(name)].precompute(trace.chunks, method=method, sink=trace.sink)
     for asked, ids in zip(trace.prompts, trace.ids, strict=True):
@@ -163,7 +165,7 @@ def _answer(
         return kv.generate(
             asked,
             max_new_tokens=count,
-            method=setting[0].removesuffix(BY_LLAMA_CPP),
+            method=_method_of(setting[0]),
             recompute_ratio=setting[1],
             sink=trace.sink,
             ignore_eos=True,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,11 +13,11 @@ from llamacpp_ragkv.blob import render
 from llamacpp_ragkv.library import Context, Cyllama, Library
 from llamacpp_ragkv.probe import RowOrder, probe
 from ragkv.decode.steps import Steps, Take
+from ragkv.model.gguf import parts_of
 from ragkv.model.loaded import ReusableModel
 from ragkv.prompt.tokens import IntArray
 from ragkv.splice.buffer import SplicedCache
 
-_PART = re.compile(r"-\d{5}(-of-\d{5}\.gguf)$")
 _FIRST_ROOM, _MULTIPLE = 512, 256
 """Free tokens of a new context, which grows by copying; contexts' sizes are multiples."""
 
@@ -51,9 +50,8 @@ class LlamaCppDecoder:
         self._loaded = loaded
         self._idle: Context | None = None
         self._thread = ThreadPoolExecutor(1, "llama.cpp")
-        first = file.with_name(_PART.sub(r"-00001\1", file.name))
         try:
-            self._library: Library = self.call(library, first, torch.get_num_threads())
+            self._library: Library = self.call(library, parts_of(file)[0], torch.get_num_threads())
             self._order = RowOrder(loaded, self._library.architecture)
             self._format = probe(self._order, self._library, self.call)
         except BaseException:
