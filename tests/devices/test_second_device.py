@@ -9,15 +9,23 @@ import pytest
 import torch
 from torch.utils import backend_registration
 
-HERE = Path(__file__).parent
-FILES = (HERE / "second", HERE.parent / "faults" / "test_out_of_memory.py")
+TESTS = Path(__file__).parents[1]
+ENGINE = "devices/second/test_engine.py"
+STREAMS = "devices/second/test_streams.py"
+OUT_OF_MEMORY = "faults/test_out_of_memory.py"
+
+needs_a_second_device = pytest.mark.skipif(
+    not hasattr(backend_registration, "_setup_privateuseone_for_python_backend"),
+    reason=f"torch {torch.__version__} takes no device that is written in Python",
+)
 
 
-def run_on(device: str, which: str = "not slow") -> None:
+def run_on(device: str, file: str, which: str = "not slow") -> None:
+    """Run a file's tests there. Each has its own time limit in that process."""
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", which, *FILES],
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", which, TESTS / file],
         env={**os.environ, "RAGKV_SECOND_DEVICE": device},
-        cwd=HERE.parents[1],
+        cwd=TESTS.parent,
         capture_output=True,
         text=True,
         check=False,
@@ -25,19 +33,22 @@ def run_on(device: str, which: str = "not slow") -> None:
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-1000:]
 
 
-@pytest.mark.skipif(
-    not hasattr(backend_registration, "_setup_privateuseone_for_python_backend"),
-    reason=f"torch {torch.__version__} takes no device that is written in Python",
-)
-@pytest.mark.parametrize(
-    "which",
-    ["not slow", pytest.param("slow", marks=[pytest.mark.slow, pytest.mark.timeout(5400)])],
-)
-def test_the_engine_on_a_second_device(which):
-    run_on("second", which)
+@needs_a_second_device
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("file", [ENGINE, STREAMS, OUT_OF_MEMORY])
+def test_the_engine_on_a_second_device(file):
+    run_on("second", file)
+
+
+@needs_a_second_device
+@pytest.mark.slow
+@pytest.mark.timeout(5400)
+def test_memory_that_runs_out_at_each_allocation_there():
+    run_on("second", OUT_OF_MEMORY, "slow")
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_the_engine_on_a_gpu():
-    run_on("cuda")
+@pytest.mark.parametrize("file", [ENGINE, OUT_OF_MEMORY])
+def test_the_engine_on_a_gpu(file):
+    run_on("cuda", file)
