@@ -9,10 +9,9 @@ import pytest
 import torch
 from torch.utils import backend_registration
 
-TESTS = Path(__file__).parents[1]
-ENGINE = "devices/second/test_engine.py"
-STREAMS = "devices/second/test_streams.py"
-OUT_OF_MEMORY = "faults/test_out_of_memory.py"
+HERE = Path(__file__).parent
+FILES = (HERE / "second", HERE.parent / "faults" / "test_out_of_memory.py")
+ENGINE, STREAMS, OUT_OF_MEMORY = "test_engine.py", "test_streams.py", "test_out_of_memory.py"
 
 needs_a_second_device = pytest.mark.skipif(
     not hasattr(backend_registration, "_setup_privateuseone_for_python_backend"),
@@ -22,10 +21,11 @@ needs_a_second_device = pytest.mark.skipif(
 
 def run_on(device: str, file: str, which: str = "not slow") -> None:
     """Run a file's tests there. Each has its own time limit in that process."""
+    options = ["-q", "-p", "no:cacheprovider", "-m", which, "-k", file]
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", which, TESTS / file],
+        [sys.executable, "-m", "pytest", *options, *FILES],
         env={**os.environ, "RAGKV_SECOND_DEVICE": device},
-        cwd=TESTS.parent,
+        cwd=HERE.parents[1],
         capture_output=True,
         text=True,
         check=False,

@@ -46,8 +46,8 @@ chunks = some_chunks(12)
 kv.precompute(chunks)
 
 def ask():
-    kv.prefetch(chunks)
     kv.generate("\\n\\n".join(chunks) + "\\n\\nWhat?", max_new_tokens=2)
+    kv.prefetch(chunks)  # an answer would wait for the layer
     begun.wait(60)
     ends.set()
 """
