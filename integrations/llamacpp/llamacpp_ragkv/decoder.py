@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from llamacpp_ragkv.blob import render
-from llamacpp_ragkv.library import Context, Cyllama, Library
+from llamacpp_ragkv.blob import SequenceRows, parse, render
+from llamacpp_ragkv.library import Context, Cyllama, Library, Part
 from llamacpp_ragkv.probe import RowOrder, probe
 from ragkv.decode.steps import Steps, Take
 from ragkv.model.gguf import parts_of
@@ -18,15 +20,25 @@ from ragkv.model.loaded import ReusableModel
 from ragkv.prompt.tokens import IntArray
 from ragkv.splice.buffer import SplicedCache
 
-_FIRST_ROOM, _MULTIPLE = 512, 256
-"""Free tokens of a new context, which grows by copying; contexts' sizes are multiples."""
+_FIRST_ROOM = 512
+"""Most free tokens behind a prompt at first; the memory grows by copying."""
+_MULTIPLE = 256
+"""Sizes of sequences are multiples."""
+_MAX_WAIT_S = 0.005
+"""Longest wait of a step for those of other answers, in seconds."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Step:
+    part: Part
+    logits: Future[torch.Tensor] = field(default_factory=Future)
 
 
 class LlamaCppDecoder:
     """llama.cpp in this process, over the GGUF file of a model that ragkv has loaded.
 
     All its calls are in one thread, without torch's products: both in one thread can end the
-    process on CPUs with AMX. Steps of several answers alternate.
+    process on CPUs with AMX. Steps of several answers are computed together.
 
     Parameters
     ----------
@@ -48,12 +60,16 @@ class LlamaCppDecoder:
         library: Callable[[Path, int], Library] = Cyllama,
     ) -> None:
         self._loaded = loaded
-        self._idle: Context | None = None
+        self._running = set[int]()
+        """The running answers' sequences."""
+        self._steps: list[_Step] = []
+        self._changed = threading.Condition()
         self._thread = ThreadPoolExecutor(1, "llama.cpp")
         try:
             self._library: Library = self.call(library, parts_of(file)[0], torch.get_num_threads())
             self._order = RowOrder(loaded, self._library.architecture)
             self._format = probe(self._order, self._library, self.call)
+            self._memory: Context = self.call(self._library.open, _MULTIPLE)
         except BaseException:
             self._thread.shutdown()
             raise
@@ -75,59 +91,96 @@ class LlamaCppDecoder:
         most = len(ids) + min(room, _FIRST_ROOM)
         return LlamaCppSteps(self, most, self._loaded, ids, cache, logits, prefilled=prefilled)
 
-    def begin(self, cache: SplicedCache, tokens: int, room: int) -> Context:
-        """Return memory for ``room`` tokens with the rows of the first ``tokens``.
+    @property
+    def answers(self) -> int:
+        """Number of running answers."""
+        return len(self._running)
 
-        It goes back by :meth:`end`.
-        """
+    def begin(self, cache: SplicedCache, tokens: int, room: int) -> int:
+        """Hand over the rows of the first ``tokens``; return their sequence, until :meth:`end`."""
         rows = self._order.rows(0, cache.keys[:, :, :tokens], cache.values[:, :, :tokens])
-        context: Context = self.call(self._restored, render(self._format, rows), room)
-        return context
+        sequence: int = self.call(self._begin, rows, room)
+        return sequence
 
-    def step(
-        self, context: Context, tokens: Sequence[int], begin: int
-    ) -> tuple[Context, torch.Tensor]:
-        """Compute tokens from a position on, in place of later rows; in llama.cpp's thread.
+    def _begin(self, rows: SequenceRows, room: int) -> int:
+        memory, running = self._memory, len(self._running)
+        if memory.room < room or memory.sequences == running:
+            memory = self._resize(room, 1 << running.bit_length())
+        sequence = min(set(range(memory.sequences)) - self._running)
+        self._restore(memory, sequence, rows)
+        self._running.add(sequence)
+        return sequence
+
+    def end(self, sequence: int) -> None:
+        """End an answer; its rows stay until another answer replaces them."""
+        with self._changed:
+            self._running.remove(sequence)
+            self._changed.notify()
+
+    def step(self, sequence: int, tokens: Sequence[int], begin: int) -> torch.Tensor:
+        """Compute tokens from a position on, in place of later rows, with other answers' steps.
 
         Returns
         -------
-        context, logits
-            The same context, or a larger one with its rows; ``[tokens, vocab]`` float32.
+        torch.Tensor
+            ``[tokens, vocab]`` float32.
         """
-        room = begin + len(tokens)
-        if room > context.room:
-            larger = self._restored(context.state(), max(room, 2 * context.room))
-            self.end(context)
-            context = larger
-        context.remove(begin)
-        return context, torch.from_numpy(context.decode(tokens, begin))
+        step = _Step(Part(sequence, tokens, begin))
+        with self._changed:
+            self._steps.append(step)
+            self._changed.notify()
+        self._thread.submit(self._compute)
+        return step.logits.result()
 
-    def _restored(self, blob: bytes, room: int) -> Context:
-        context = self._context(room)
+    def _compute(self) -> None:
+        """Compute the steps of all answers, unless an earlier call has."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: not self._steps or len(self._steps) >= len(self._running), _MAX_WAIT_S
+            )
+            steps, self._steps = self._steps, []
+        if steps:
+            self._compute_together(steps)
+
+    def _compute_together(self, steps: Sequence[_Step]) -> None:
+        """Compute steps in one call; if it fails, in one each: an error ends only its answer."""
+        parts = [step.part for step in steps]
         try:
-            context.restore(blob)
+            memory, room = self._memory, max(part.begin + len(part.tokens) for part in parts)
+            if memory.room < room:
+                memory = self._resize(max(room, 2 * memory.room), memory.sequences)
+            for part in parts:
+                memory.remove(part.sequence, part.begin)
+            found = memory.decode(parts)
+        except Exception as error:  # noqa: BLE001  handed to the answer's thread
+            if len(steps) == 1:
+                steps[0].logits.set_exception(error)
+                return
+            for step in steps:
+                self._compute_together([step])
+            return
+        for step, logits in zip(steps, found, strict=True):
+            step.logits.set_result(torch.from_numpy(logits))
+
+    def _resize(self, room: int, sequences: int) -> Context:
+        """Replace the memory by one with at least these sizes and the running answers' rows."""
+        old, running = self._memory, sorted(self._running)
+        if running:
+            room, sequences = max(room, old.room), max(sequences, old.sequences)
+        new = self._library.open(-(-room // _MULTIPLE) * _MULTIPLE, sequences)
+        try:
+            for sequence in running:
+                self._restore(new, sequence, parse(old.state(sequence))[1])
         except BaseException:
-            self.end(context)
+            new.close()
             raise
-        return context
+        old.close()
+        self._memory = new
+        return new
 
-    def _context(self, room: int) -> Context:
-        idle = self._idle
-        if idle is not None and idle.room >= room:
-            self._idle = None
-            return idle
-        return self._library.open(-(-room // _MULTIPLE) * _MULTIPLE)
-
-    def end(self, context: Context) -> None:
-        """Take an answer's memory back, in llama.cpp's thread: the larger of two stays."""
-        context.remove(0)
-        smaller = self._idle
-        if smaller is None or smaller.room <= context.room:
-            self._idle = context
-        else:
-            smaller = context
-        if smaller is not None:
-            smaller.close()
+    def _restore(self, memory: Context, sequence: int, rows: SequenceRows) -> None:
+        own = replace(self._format, sequence=sequence, streams=memory.sequences, stream=sequence)
+        memory.restore(sequence, render(own, rows))
 
     def close(self) -> None:
         """Release llama.cpp's memory."""
@@ -135,8 +188,7 @@ class LlamaCppDecoder:
         self._thread.shutdown()
 
     def _close(self) -> None:
-        if self._idle is not None:
-            self._idle.close()
+        self._memory.close()
         self._library.close()
 
 
@@ -155,8 +207,8 @@ class LlamaCppSteps(Steps):
 
     @property
     def answers(self) -> int:
-        """1: steps of several answers are not computed together."""
-        return 1
+        """See :attr:`ragkv.decode.steps.Steps.answers`."""
+        return max(1, self._decoder.answers)
 
     @torch.no_grad()
     def run(self, take: Take) -> None:
@@ -167,12 +219,11 @@ class LlamaCppSteps(Steps):
         if draft is None:
             return
         decoder = self._decoder
-        context = decoder.begin(self._cache, tokens, self._room)
+        sequence = decoder.begin(self._cache, tokens, self._room)
         try:
             while draft is not None:
                 last = len(self.history) - 1
                 fed = [int(self.history.ids[last]), *draft]
-                context, logits = decoder.call(decoder.step, context, fed, last)
-                draft = take(logits)
+                draft = take(decoder.step(sequence, fed, last))
         finally:
-            decoder.call(decoder.end, context)
+            decoder.end(sequence)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -22,31 +23,42 @@ class LlamaCppError(RagKVError, RuntimeError):
     """llama.cpp refused rows, or a step failed."""
 
 
+class Part(NamedTuple):
+    """Tokens of a sequence, from a position on."""
+
+    sequence: int
+    tokens: Sequence[int]
+    begin: int
+
+
 class Context(Protocol):
-    """Memory of llama.cpp for one sequence. A failed call raises LlamaCppError.
+    """Memory of llama.cpp for several sequences. A failed call raises LlamaCppError.
 
     Attributes
     ----------
     room
-        Number of tokens.
+        Number of tokens of a sequence.
+    sequences
+        Number of sequences.
     """
 
     room: int
+    sequences: int
 
-    def decode(self, tokens: Sequence[int], begin: int) -> npt.NDArray[np.float32]:
-        """Compute tokens from a position on; return their logits, ``[tokens, vocab]``."""
+    def decode(self, parts: Sequence[Part]) -> list[npt.NDArray[np.float32]]:
+        """Compute parts together; return the logits of each, ``[tokens, vocab]``."""
         ...
 
-    def state(self) -> bytes:
-        """Return the sequence's rows, see :mod:`llamacpp_ragkv.blob`."""
+    def state(self, sequence: int) -> bytes:
+        """Return a sequence's rows, see :mod:`llamacpp_ragkv.blob`."""
         ...
 
-    def restore(self, blob: bytes) -> None:
-        """Replace the sequence's rows."""
+    def restore(self, sequence: int, blob: bytes) -> None:
+        """Replace a sequence's rows."""
         ...
 
-    def remove(self, begin: int) -> None:
-        """Remove the rows from a position on."""
+    def remove(self, sequence: int, begin: int) -> None:
+        """Remove a sequence's rows from a position on."""
         ...
 
     def close(self) -> None:
@@ -65,8 +77,8 @@ class Library(Protocol):
 
     architecture: str
 
-    def open(self, room: int) -> Context:
-        """Return memory for ``room`` tokens."""
+    def open(self, room: int, sequences: int = 1) -> Context:
+        """Return memory for sequences of ``room`` tokens each."""
         ...
 
     def close(self) -> None:
@@ -121,10 +133,10 @@ class Cyllama:
         self._params.flash_attn_type = _FLASH_AUTO if flash else _FLASH_OFF
         self._params.n_batch = self._params.n_ubatch = _MOST_TOGETHER
 
-    def open(self, room: int) -> CyllamaContext:
-        """Return memory for ``room`` tokens."""
-        self._params.n_ctx = room
-        return CyllamaContext(self._llama, self._model, self._params, room)
+    def open(self, room: int, sequences: int = 1) -> CyllamaContext:
+        """Return memory for sequences of ``room`` tokens each."""
+        self._params.n_ctx, self._params.n_seq_max = room * sequences, sequences
+        return CyllamaContext(self._llama, self._model, self._params, room, sequences)
 
     def close(self) -> None:
         """Release the weights."""
@@ -134,44 +146,50 @@ class Cyllama:
 class CyllamaContext:
     """A :class:`Context` of ``cyllama``."""
 
-    def __init__(self, llama: Any, model: Any, params: Any, room: int) -> None:
-        self.room = room
+    def __init__(self, llama: Any, model: Any, params: Any, room: int, sequences: int) -> None:
+        self.room, self.sequences = room, sequences
         try:
             self._context = llama.LlamaContext(model=model, params=params, verbose=False)
             self._batch = llama.LlamaBatch(
                 n_tokens=_MOST_TOGETHER, embd=0, n_seq_max=1, verbose=False
             )
         except Exception as error:
-            raise LlamaCppError(f"llama.cpp has no memory for {room} tokens: {error}") from error
+            raise LlamaCppError(
+                f"llama.cpp has no memory for {sequences} answers of {room} tokens: {error}"
+            ) from error
 
-    def decode(self, tokens: Sequence[int], begin: int) -> npt.NDArray[np.float32]:
-        """Compute at most 512 tokens."""
+    def decode(self, parts: Sequence[Part]) -> list[npt.NDArray[np.float32]]:
+        """Compute parts together; return the logits of each. It refuses more than 512 tokens."""
+        ends = list(accumulate((len(part.tokens) for part in parts), initial=0))
+        if ends[-1] > _MOST_TOGETHER:
+            raise LlamaCppError(f"a step has {ends[-1]} tokens, more than {_MOST_TOGETHER}")
         self._batch.reset()
-        for at, token in enumerate(tokens):
-            self._batch.add(int(token), begin + at, [0], True)
+        for part in parts:
+            for at, token in enumerate(part.tokens, part.begin):
+                self._batch.add(int(token), at, [part.sequence], True)
         try:
             self._context.decode(self._batch)
         except Exception as error:
             raise LlamaCppError(f"a step of llama.cpp failed: {error}") from error
-        rows = [self._context.get_logits_ith(at) for at in range(len(tokens))]
-        return np.asarray(rows, dtype=np.float32)
+        rows = [self._context.get_logits_ith(at) for at in range(ends[-1])]
+        return [np.asarray(rows[at:to], np.float32) for at, to in pairwise(ends)]
 
-    def state(self) -> bytes:
-        """Return the sequence's rows."""
-        return bytes(self._context.get_state_seq_data(0))
+    def state(self, sequence: int) -> bytes:
+        """Return a sequence's rows."""
+        return bytes(self._context.get_state_seq_data(sequence))
 
-    def restore(self, blob: bytes) -> None:
-        """Replace the sequence's rows; after an error there are none."""
-        self.remove(0)
+    def restore(self, sequence: int, blob: bytes) -> None:
+        """Replace a sequence's rows; after an error there are none."""
+        self.remove(sequence, 0)
         try:
-            self._context.set_state_seq_data(blob, 0)
+            self._context.set_state_seq_data(blob, sequence)
         except Exception as error:
-            self.remove(0)
+            self.remove(sequence, 0)
             raise LlamaCppError(f"llama.cpp refused the prompt's rows: {error}") from error
 
-    def remove(self, begin: int) -> None:
-        """Remove the rows from a position on."""
-        self._context.memory_seq_rm(0, begin, -1)
+    def remove(self, sequence: int, begin: int) -> None:
+        """Remove a sequence's rows from a position on."""
+        self._context.memory_seq_rm(sequence, begin, -1)
 
     def close(self) -> None:
         """Release the memory."""

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 
 from llamacpp_ragkv.blob import BlobFormat, Matrix, SequenceRows, parse, render
-from llamacpp_ragkv.library import Library
+from llamacpp_ragkv.library import Library, Part
 from ragkv.errors import UnsupportedModelError
 from ragkv.model.calls import cache_in
 from ragkv.model.loaded import ReusableModel
@@ -94,8 +94,8 @@ def _probe_at(call: Call, library: Library, order: RowOrder, ids: Ids, begin: in
     expected, own = _own_rows(order, ids, begin)
     context = call(library.open, len(ids))
     try:
-        call(context.decode, ids[:-1].tolist(), begin)
-        blob = call(context.state)
+        call(context.decode, [Part(0, ids[:-1].tolist(), begin)])
+        blob = call(context.state, 0)
         form, rows = parse(blob)
         if render(form, rows) != blob:
             raise _refused("llama.cpp's rows cannot be written as they were read")
@@ -108,8 +108,9 @@ def _probe_at(call: Call, library: Library, order: RowOrder, ids: Ids, begin: in
             error = float(np.linalg.norm(found - ours) / np.linalg.norm(ours))
             if not error < most:
                 raise _refused(f"llama.cpp's {name} differ by {error:.1%} from position {begin} on")
-        call(context.restore, render(form, own))
-        logits = torch.from_numpy(call(context.decode, ids[-1:].tolist(), begin + len(ids) - 1))[0]
+        call(context.restore, 0, render(form, own))
+        last = Part(0, ids[-1:].tolist(), begin + len(ids) - 1)
+        logits = torch.from_numpy(call(context.decode, [last])[0])[0]
     finally:
         call(context.close)
     if logits.shape != expected.shape:

@@ -1,6 +1,7 @@
 """Answers by a stand-in for llama.cpp are ragkv's own."""
 
 import threading
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -40,7 +41,7 @@ def test_answers_are_ragkvs(kv, plain, ratio, name):
 @pytest.mark.parametrize("family", ["llama", "qwen2"])
 @pytest.mark.parametrize("transposed", [False, True])
 def test_every_format_serves(open_engine, family, transposed):
-    dialect = Dialect(version=3, transposed=transposed, dtype="f2", streams=4, stream=1)
+    dialect = Dialect(version=3, transposed=transposed, dtype="f2")
     library = StandIn(tiny_model(family), family, dialect, pairs=family == "llama")
     kv, plain = open_engine(family, lambda *_: library), open_engine(family)
     found, own = (
@@ -61,7 +62,7 @@ def test_a_refused_draft_is_removed(kv, plain, library, monkeypatch):
     monkeypatch.setattr(Drafts, "propose", propose)
     library.decoded.clear()
     found = kv.generate(PROMPT, **given)
-    assert max(library.decoded) == 4
+    assert max(library.decoded) == [4]
     assert found.report.decode.accepted * 2 < found.report.decode.drafted
     assert found.token_ids == own.token_ids
 
@@ -70,7 +71,8 @@ def test_a_context_grows_with_the_answer(kv, plain, library, monkeypatch):
     monkeypatch.setattr(decoder, "_FIRST_ROOM", 4)
     monkeypatch.setattr(decoder, "_MULTIPLE", 1)
     found = kv.generate(PROMPT, max_new_tokens=200, ignore_eos=True, logprobs=1)
-    assert library.opened[-1] == 2 * library.opened[-2]
+    (last, _), (before, _) = library.opened[-1], library.opened[-2]
+    assert last == 2 * before
     own = plain.generate(PROMPT, max_new_tokens=200, ignore_eos=True, logprobs=1, method="full")
     full = kv.generate(PROMPT, max_new_tokens=200, ignore_eos=True, logprobs=1, method="full")
     assert agree(full, own)
@@ -92,16 +94,48 @@ def test_after_a_refused_blob_the_next_answer_is_right(kv, library):
     assert kv.generate(PROMPT, max_new_tokens=8).token_ids == expected
 
 
-def test_two_answers_at_once(kv):
-    prompts = {"a": PROMPT, "b": ask(some_chunks()[::-1])}
-    alone = {key: kv.generate(prompts[key], max_new_tokens=20).token_ids for key in prompts}
-    found = {}
+@pytest.fixture
+def at_once(kv, library, monkeypatch) -> Callable[[], list[bool]]:
+    """Return a function that answers prompts alone, then at once, and compares the answers."""
+    chunks = some_chunks()
+    prompts = [PROMPT, *(ask(chunks[at:] + chunks[:at]) for at in (1, 2, 3))]
+    monkeypatch.setattr(decoder, "_MAX_WAIT_S", 5.0)
 
-    def answer(key: str) -> None:
-        found[key] = kv.generate(prompts[key], max_new_tokens=20).token_ids
+    def answer(at: int) -> list[int]:
+        return kv.generate(prompts[at], max_new_tokens=40 + at, ignore_eos=True).token_ids
 
-    each_in_a_thread(answer, prompts)
-    assert found == alone
+    alone = [answer(at) for at in range(4)]
+
+    def answer_at_once() -> list[bool]:
+        found = dict[int, list[int]]()
+        library.decoded.clear()
+        each_in_a_thread(lambda at: found.update({at: answer(at)}), range(4))
+        return [found[at] == alone[at] for at in range(4)]
+
+    return answer_at_once
+
+
+def test_answers_at_once_share_their_steps(at_once, library):
+    assert all(at_once())
+    assert max(map(len, library.decoded)) >= 2
+    assert library.opened[-1][1] >= 2
+    opened = len(library.opened)
+    assert all(at_once())
+    assert len(library.opened) <= opened + 2
+    assert library.open_contexts == 1
+
+
+def test_answers_at_once_grow(at_once, library, monkeypatch):
+    monkeypatch.setattr(decoder, "_FIRST_ROOM", 4)
+    monkeypatch.setattr(decoder, "_MULTIPLE", 1)
+    assert all(at_once())
+    assert library.open_contexts == 1
+
+
+def test_a_failed_step_of_several_is_computed_alone(at_once, library):
+    library.fails = 3
+    assert all(at_once())
+    assert not library.fails
 
 
 def test_a_cancelled_answer_ends(kv, library):
@@ -110,7 +144,7 @@ def test_a_cancelled_answer_ends(kv, library):
     kv.wait()
     library.decoded.clear()
     assert len(kv.generate(PROMPT, max_new_tokens=4, ignore_eos=True).token_ids) == 4
-    assert sum(library.decoded) < 20
+    assert sum(map(sum, library.decoded)) < 20
 
 
 def test_calls_are_in_one_thread_of_their_own(open_engine, library, monkeypatch):

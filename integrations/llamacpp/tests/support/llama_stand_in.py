@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import torch
-from llamacpp_ragkv.library import LlamaCppError
+from llamacpp_ragkv.library import LlamaCppError, Part
 from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicCache
 
@@ -31,17 +31,21 @@ class Dialect:
     kind: int | None = None
     rotation: tuple[int, int] = (0, 0)
 
+    def of(self, sequences: int, sequence: int) -> Dialect:
+        """Return how a sequence is written that has a stream of its own."""
+        return replace(self, streams=sequences, stream=sequence)
+
     def write(self, begin: int, keys: Any, values: Any) -> bytes:
         """Write rows ``[layers, tokens, width]``."""
         tokens = keys.shape[1]
-        out = struct.pack("<IiI", MAGIC, 0, self.streams)
+        out = struct.pack("<IiI", MAGIC, self.stream, self.streams)
         for stream in range(self.streams):
             if stream != self.stream:
                 out += struct.pack("<I", 0)
                 continue
             out += struct.pack("<I", tokens)
             for at in range(tokens):
-                out += struct.pack("<iIi", begin + at, 1, 0)
+                out += struct.pack("<iIi", begin + at, 1, self.stream)
             out += struct.pack("<II", self.transposed, len(keys))
             if self.version == 4:
                 out += struct.pack("<II", *self.rotation)
@@ -59,6 +63,8 @@ class Dialect:
 
     def read(self, blob: bytes) -> tuple[int, Any, Any]:
         """Return the first position, keys and values of a blob in this dialect."""
+        if struct.unpack_from("<IiI", blob) != (MAGIC, self.stream, self.streams):
+            raise LlamaCppError("this is no blob of the sequence")
         at = 12 + 4 * self.stream
         (tokens,) = struct.unpack_from("<I", blob, at)
         (begin,) = struct.unpack_from("<i", blob, at + 4)
@@ -88,33 +94,64 @@ class StandIn:
     pairs
         Whether keys are in pairs, as in Llama's files.
     opened, decoded
-        Rooms of the contexts, and tokens of each call.
+        Rooms and sequences of the contexts, and numbers of tokens by part of each call.
+    fails
+        Number of later calls with several parts that fail.
     """
 
     model: PreTrainedModel
     architecture: str = "llama"
     dialect: Dialect = field(default_factory=Dialect)
     pairs: bool = True
-    opened: list[int] = field(default_factory=list)
-    decoded: list[int] = field(default_factory=list)
+    opened: list[tuple[int, int]] = field(default_factory=list)
+    decoded: list[list[int]] = field(default_factory=list)
+    fails: int = 0
     open_contexts: int = 0
     spoiled: int = 0
     """Number of later blobs that are refused."""
 
-    def open(self, room: int) -> StandInContext:
-        self.opened.append(room)
+    def open(self, room: int, sequences: int = 1) -> StandInContext:
+        self.opened.append((room, sequences))
         self.open_contexts += 1
-        return StandInContext(self, room)
+        return StandInContext(self, room, sequences)
 
     def close(self) -> None:
         assert not self.open_contexts
 
 
 class StandInContext:
+    """Rows of several sequences."""
+
+    def __init__(self, library: StandIn, room: int, sequences: int) -> None:
+        self.library, self.room, self.sequences = library, room, sequences
+        dialects = [library.dialect.of(sequences, each) for each in range(sequences)]
+        self.held = [StandInSequence(library, room, each) for each in dialects]
+
+    def decode(self, parts: Sequence[Part]) -> Any:
+        self.library.decoded.append([len(part.tokens) for part in parts])
+        if len(parts) > 1 and self.library.fails:
+            self.library.fails -= 1
+            raise LlamaCppError("no memory for this many")
+        return [self.held[part.sequence].decode(part.tokens, part.begin) for part in parts]
+
+    def state(self, sequence: int) -> bytes:
+        return self.held[sequence].state()
+
+    def restore(self, sequence: int, blob: bytes) -> None:
+        self.held[sequence].restore(blob)
+
+    def remove(self, sequence: int, begin: int) -> None:
+        self.held[sequence].remove(begin)
+
+    def close(self) -> None:
+        self.library.open_contexts -= 1
+
+
+class StandInSequence:
     """Rows of one sequence, in transformers' order."""
 
-    def __init__(self, library: StandIn, room: int) -> None:
-        self.library, self.room = library, room
+    def __init__(self, library: StandIn, room: int, dialect: Dialect) -> None:
+        self.library, self.room, self.dialect = library, room, dialect
         self.begin, self.rows = 0, []
 
     @property
@@ -136,7 +173,6 @@ class StandInContext:
             **cache_argument(self.library.model, cache),
         )
         self.rows = [(layer.keys, layer.values) for layer in cache.layers]
-        self.library.decoded.append(len(tokens))
         return out.logits[0].float().numpy()
 
     def state(self) -> bytes:
@@ -144,7 +180,7 @@ class StandInContext:
             np.stack([self.flat(pair[part], pairs=not part) for pair in self.rows])
             for part in (0, 1)
         )
-        return self.library.dialect.write(self.begin, keys, values)
+        return self.dialect.write(self.begin, keys, values)
 
     def restore(self, blob: bytes) -> None:
         if self.library.spoiled:
@@ -152,7 +188,7 @@ class StandInContext:
             blob = blob[:-1]
         self.rows = []
         try:
-            self.begin, keys, values = self.library.dialect.read(blob)
+            self.begin, keys, values = self.dialect.read(blob)
         except ValueError as error:
             raise LlamaCppError(f"this is no blob: {error}") from error
         for layer in range(len(keys)):
@@ -161,9 +197,6 @@ class StandInContext:
     def remove(self, begin: int) -> None:
         kept = max(0, begin - self.begin)
         self.rows = [(k[:, :, :kept], v[:, :, :kept]) for k, v in self.rows] if kept else []
-
-    def close(self) -> None:
-        self.library.open_contexts -= 1
 
     def flat(self, rows: torch.Tensor, *, pairs: bool) -> Any:
         """Return ``[tokens, width]``: dimension i + h d/2 of a key becomes 2i + h."""
