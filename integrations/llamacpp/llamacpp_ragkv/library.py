@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+import os
+import sys
+from array import array
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -109,14 +113,7 @@ class Cyllama:
     """
 
     def __init__(self, file: Path, threads: int, *, half: bool = True, flash: bool = True) -> None:
-        try:
-            from cyllama.llama import llama_cpp
-        except ImportError as error:
-            raise MissingDependencyError(
-                "decoder='llama.cpp' needs cyllama, and it Python 3.12 or later: "
-                "pip install ragkv-llamacpp"
-            ) from error
-        self._llama: Any = llama_cpp
+        self._llama = llama_cpp = _imported()
         llama_cpp.disable_logging()
         llama_cpp.llama_backend_init()
         _log.info("llama.cpp: %s", llama_cpp.llama_print_system_info())
@@ -141,6 +138,36 @@ class Cyllama:
     def close(self) -> None:
         """Release the weights."""
         self._model.close()
+
+
+def _imported() -> Any:
+    try:
+        with _own_symbols():
+            from cyllama.llama import llama_cpp
+    except ImportError as error:
+        raise MissingDependencyError(
+            "decoder='llama.cpp' needs cyllama, and it Python 3.12 or later: "
+            "pip install ragkv-llamacpp"
+        ) from error
+    return llama_cpp
+
+
+@contextmanager
+def _own_symbols() -> Iterator[None]:
+    """Load a library with its own OpenMP runtime: steps by torch's take twice as long.
+
+    A preloaded allocator must serve all libraries, and prevents that.
+    """
+    own = getattr(os, "RTLD_DEEPBIND", 0)
+    if not own or "LD_PRELOAD" in os.environ:
+        yield
+        return
+    flags = sys.getdlopenflags()
+    sys.setdlopenflags(flags | own)
+    try:
+        yield
+    finally:
+        sys.setdlopenflags(flags)
 
 
 class CyllamaContext:
@@ -171,8 +198,9 @@ class CyllamaContext:
             self._context.decode(self._batch)
         except Exception as error:
             raise LlamaCppError(f"a step of llama.cpp failed: {error}") from error
-        rows = [self._context.get_logits_ith(at) for at in range(ends[-1])]
-        return [np.asarray(rows[at:to], np.float32) for at, to in pairwise(ends)]
+        logits = (array("f", self._context.get_logits_ith(at)) for at in range(ends[-1]))
+        rows = [np.frombuffer(each, np.float32) for each in logits]
+        return [np.stack(rows[at:to]) for at, to in pairwise(ends)]
 
     def state(self, sequence: int) -> bytes:
         """Return a sequence's rows."""

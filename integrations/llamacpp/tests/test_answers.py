@@ -1,5 +1,7 @@
 """Answers by a stand-in for llama.cpp are ragkv's own."""
 
+import os
+import sys
 import threading
 from collections.abc import Callable
 
@@ -8,6 +10,7 @@ import torch
 from exact import agree, reference
 from llama_stand_in import Dialect, StandIn
 from llamacpp_ragkv import decoder
+from llamacpp_ragkv import library as library_module
 from llamacpp_ragkv.library import LlamaCppError
 from threads import each_in_a_thread
 from tiny import ask, some_chunks, tiny_model
@@ -169,3 +172,14 @@ def test_history_has_the_prompt_and_not_the_answer(open_engine, library):
     out = kv.prefill(later)
     assert out.report.tokens.history > 80
     torch.testing.assert_close(out.logits, reference(kv, out.token_ids), rtol=0, atol=1e-4)
+
+
+@pytest.mark.skipif(not hasattr(os, "RTLD_DEEPBIND"), reason="needs RTLD_DEEPBIND of glibc")
+def test_the_library_has_symbols_of_its_own(monkeypatch):
+    flags = sys.getdlopenflags()
+    with library_module._own_symbols():
+        assert sys.getdlopenflags() == flags | os.RTLD_DEEPBIND
+    assert sys.getdlopenflags() == flags
+    monkeypatch.setenv("LD_PRELOAD", "libjemalloc.so")
+    with library_module._own_symbols():
+        assert sys.getdlopenflags() == flags
