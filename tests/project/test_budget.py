@@ -46,7 +46,7 @@ CODE = {
     "benchmarks/ragkv_bench": 4716,
     "benchmarks/tests": 3071,
     "examples": 547,
-    "integrations": 5812,
+    "integrations": 5844,
     "kernels": 2392,
     "tests": 31289,
 }
