@@ -34,7 +34,7 @@ Make = Callable[..., RagKV]
 DEVICE = os.environ.get("RAGKV_SECOND_DEVICE", "cpu")
 CHUNKS = some_chunks(2, words=24)
 PROMPT = ask(CHUNKS, "\n\nWhat does it say?")
-EACH, SOME, TOGETHER = (10**6, 5, 400) if DEVICE == "cpu" else (100, 3, 10)
+EACH, SOME, TOGETHER = (10**6, 7, 400) if DEVICE == "cpu" else (100, 5, 10)
 LONG = 400 if DEVICE == "cpu" else 100
 POINTS = [pytest.param(EACH, marks=pytest.mark.slow, id="each"), pytest.param(SOME, id="some")]
 
