@@ -35,7 +35,6 @@ DEVICE = os.environ.get("RAGKV_SECOND_DEVICE", "cpu")
 CHUNKS = some_chunks(2, words=24)
 PROMPT = ask(CHUNKS, "\n\nWhat does it say?")
 EACH, SOME, TOGETHER = (10**6, 7, 400) if DEVICE == "cpu" else (100, 5, 10)
-LONG = 400 if DEVICE == "cpu" else 100
 POINTS = [pytest.param(EACH, marks=pytest.mark.slow, id="each"), pytest.param(SOME, id="some")]
 
 
@@ -216,13 +215,13 @@ def crowded(make_engine: Make, monkeypatch: pytest.MonkeyPatch) -> tuple[RagKV, 
 def test_a_prompt_waits_for_the_answers_that_have_the_memory(crowded):
     kv, failed = crowded
     alone = kv.generate(PROMPT, max_new_tokens=6, history=False).token_ids
-    with kv.stream(PROMPT, max_new_tokens=LONG, method="full") as other:
+    with kv.stream(PROMPT, max_new_tokens=400, method="full") as other:
         next(other)
         assert kv.generate(PROMPT, max_new_tokens=6, history=False).token_ids == alone
         assert failed == [2, 2]
         assert kv.status().running == 0
         list(other)
-    assert len(other.completion.token_ids) == LONG
+    assert len(other.completion.token_ids) == 400
 
 
 def test_a_cancelled_prompt_does_not_wait_for_them(crowded):
@@ -238,7 +237,7 @@ def test_a_cancelled_prompt_does_not_wait_for_them(crowded):
 
 def test_a_prompt_whose_thread_they_wait_for_fails(crowded):
     kv, failed = crowded
-    with kv.stream(PROMPT, max_new_tokens=LONG, method="full") as other:
+    with kv.stream(PROMPT, max_new_tokens=400, method="full") as other:
         next(other)
         with kv.turn(), pytest.raises(OutOfMemoryError, match="and 1 other requests run"):
             kv.generate(PROMPT, max_new_tokens=6)
