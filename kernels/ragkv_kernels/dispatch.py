@@ -228,13 +228,13 @@ def drift(
     Parameters
     ----------
     rows
-        Keys and values, ``[kv_heads, end, head_dim]`` each, whose last axis is contiguous; changed
-        in place.
+        Keys and values, ``[kv_heads, end, head_dim]`` each, of the same strides, whose last axis is
+        contiguous; changed in place.
     fresh
         The computed rows, ``[kv_heads, rows, head_dim]`` each; any strides.
     earlier
-        Known shifts, ``[kv_heads, n, head_dim]`` each, whose last axis is contiguous; None where
-        no source is one of them.
+        Known shifts, ``[kv_heads, n, head_dim]`` each, of the same strides, whose last axis is
+        contiguous; None where no source is one of them.
     stretches
         Of the prompt.
     table, adjacent
@@ -243,10 +243,11 @@ def drift(
     Raises
     ------
     ValueError
-        Shapes do not belong together.
+        Shapes or strides do not belong together.
     """
     keys, values = rows
-    if keys.shape != values.shape or keys.stride(-1) != 1 or values.stride(-1) != 1:
+    same = keys.shape == values.shape and keys.stride() == values.stride()
+    if not same or keys.stride(-1) != 1:
         raise ValueError(f"keys {tuple(keys.shape)} and values {tuple(values.shape)} must agree")
     if len(stretches.fixed) != keys.shape[1] or len(table[0]) < keys.shape[1]:
         raise ValueError(f"{len(stretches.fixed)} positions of {keys.shape[1]} rows")

@@ -15,8 +15,8 @@ class Stretches(NamedTuple):
     weights
         ``[stretches, length, most]`` float32: each position's weights on its stretch's observed
         rows; 0 for padding.
-    observed
-        ``[stretches, most]`` int64: which of the observed rows these are; -1 for padding.
+    firsts, counts
+        ``[stretches]`` int64: the first of the observed rows that are a stretch's, and how many.
     starts, lengths
         ``[stretches]`` int64: first position and number of positions. No two overlap.
     positions
@@ -31,7 +31,8 @@ class Stretches(NamedTuple):
     """
 
     weights: torch.Tensor
-    observed: torch.Tensor
+    firsts: torch.Tensor
+    counts: torch.Tensor
     starts: torch.Tensor
     lengths: torch.Tensor
     positions: torch.Tensor

@@ -225,32 +225,36 @@ def _together(
     places: npt.NDArray[np.int64],
     observed: tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.bool_]],
     device: torch.device,
-) -> Stretches:
-    """Return the stretches padded to one size.
+) -> Stretches | None:
+    """Return the stretches that have rows to move, padded to one size; None if there is none.
 
     Parameters
     ----------
     places
         ``[observed]`` each observed row's place in its chunk.
     observed
-        The observed rows' positions and sources, and the positions that do not move.
+        The observed rows' positions and sources, and the positions that do not move. Rows of all
+        stretches count for the median length.
     """
-    count, most = len(stretches), max(len(part.known) for part in stretches)
-    of_rows = np.zeros((count, max(len(part.places) for part in stretches)), dtype=np.int64)
-    known = np.zeros((count, most), dtype=np.int64)
-    numbers = np.full((count, most), -1, dtype=np.int64)
-    first = 0
-    for row, part in enumerate(stretches):
+    firsts = np.cumsum([0, *(len(part.known) for part in stretches)])
+    # a stretch that is computed as a whole has no row to move, and would enlarge the others' tables
+    moving = [at for at, part in enumerate(stretches) if len(part.known) < len(part.places)]
+    if not moving:
+        return None
+    parts, firsts = [stretches[at] for at in moving], firsts[moving]
+    counts = np.array([len(part.known) for part in parts], dtype=np.int64)
+    starts = np.array([part.start for part in parts], dtype=np.int64)
+    lengths = np.array([len(part.places) for part in parts], dtype=np.int64)
+    of_rows = np.zeros((len(parts), lengths.max()), dtype=np.int64)
+    known = np.zeros((len(parts), counts.max()), dtype=np.int64)
+    for row, part in enumerate(parts):
         of_rows[row, : len(part.places)], known[row, : len(part.known)] = part.places, part.known
-        numbers[row, : len(part.known)] = np.arange(first, first + len(part.known))
-        first += len(part.known)
-    starts = np.array([part.start for part in stretches], dtype=np.int64)
-    lengths = np.array([len(part.places) for part in stretches], dtype=np.int64)
-    here = [to_device(part, device) for part in (of_rows, known, numbers)]
+    real = np.arange(counts.max()) < counts[:, None]
+    here = [to_device(part, device) for part in (of_rows, known, real, firsts, counts)]
     positions, sources, fixed = (to_device(part, device) for part in observed)
     return Stretches(
-        _weights(here[0], here[1], here[2] >= 0).contiguous(),
-        here[2],
+        _weights(*here[:3]).contiguous(),
+        *here[3:],
         to_device(starts, device),
         to_device(lengths, device),
         positions,

@@ -161,9 +161,9 @@ def test_attention_compiles(compiled, width, dtype, window, splits):
 @pytest.mark.parametrize("adjacent", [False, True])
 def test_drift_compiles(compiled, dtype, adjacent):
     keys, fresh = torch.zeros(4, 600, 128, dtype=dtype), torch.zeros(4, 90, 128, dtype=dtype)
-    numbers = torch.zeros(2, 40, dtype=torch.long)
+    numbers = torch.zeros(4, 2, dtype=torch.long)
     stretches = Stretches(
-        *(torch.zeros(2, 512, 40), numbers, numbers[:, 0], numbers[:, 1]),
+        *(torch.zeros(2, 512, 40), *numbers),
         *(torch.arange(90), torch.arange(90), torch.ones(90), torch.zeros(600, dtype=torch.bool)),
     )
     table = torch.ones(600, 64), torch.zeros(600, 64)

@@ -31,14 +31,20 @@ def _difference(fresh, fresh_at, rows, rows_at, earlier, earlier_at, is_earlier,
     do_not_specialize_on_alignment=["positions", "sources", "sizes"],
 )
 def _shifts(
-    rows,
+    keys,
+    values,
     rows_head,
     rows_row,
-    fresh,
-    fresh_head,
-    fresh_row,
-    fresh_channel,
-    earlier,
+    fresh_keys,
+    fresh_keys_head,
+    fresh_keys_row,
+    fresh_keys_channel,
+    fresh_values,
+    fresh_values_head,
+    fresh_values_row,
+    fresh_values_channel,
+    earlier_keys,
+    earlier_values,
     earlier_head,
     earlier_row,
     positions,
@@ -55,11 +61,18 @@ def _shifts(
     HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     ADJACENT: tl.constexpr,
-    TURNS: tl.constexpr,
     BLOCK_P: tl.constexpr,
 ):
-    """Write one observed row's shift, its keys unrotated, and the shift's length."""
+    """Write the shift of one observed row's keys, unrotated, or values, and its length."""
     at = tl.program_id(0).to(tl.int64)
+    which = tl.program_id(1)
+    if which == 0:
+        rows, fresh, earlier = keys, fresh_keys, earlier_keys
+        fresh_head, fresh_row, fresh_channel = fresh_keys_head, fresh_keys_row, fresh_keys_channel
+    else:
+        rows, fresh, earlier = values, fresh_values, earlier_values
+        fresh_head, fresh_row = fresh_values_head, fresh_values_row
+        fresh_channel = fresh_values_channel
     pair = tl.arange(0, BLOCK_P)
     here = pair < HEAD_DIM // 2
     first, second = pair_of(pair, half, HEAD_DIM, ADJACENT)
@@ -68,41 +81,43 @@ def _shifts(
     is_earlier = (source < 0).to(tl.int32)
     new = tl.where(source < 0, 0, source)
     known = tl.where(source < 0, -1 - source, 0)
-    turns = here & (pair < half)
+    turns = here & (pair < half) & (which == 0)
     c = tl.load(cos + position * table_row + pair * table_pair, mask=turns, other=1.0)
     s = tl.load(sin + position * table_row + pair * table_pair, mask=turns, other=0.0)
     scale = c * c + s * s
     c, s = c / scale, -s / scale
     total = 0.0
+    here_out = out + (which * count + at) * HEADS * HEAD_DIM
     for head in range(HEADS):
         row = rows + head * rows_head + position * rows_row
         now = fresh + head * fresh_head + new * fresh_row
         old = earlier + head * earlier_head + known * earlier_row
         a = _difference(now, first * fresh_channel, row, first, old, first, is_earlier, here)
         b = _difference(now, second * fresh_channel, row, second, old, second, is_earlier, here)
-        if TURNS:
-            turned = a * c - b * s
-            b = b * c + a * s
-            a = turned
-        total += tl.sum(a * a, 0) + tl.sum(b * b, 0)
-        into = out + (at * HEADS + head) * HEAD_DIM
-        tl.store(into + first, a, mask=here)
+        turned = a * c - b * s
+        b = b * c + a * s
+        total += tl.sum(turned * turned, 0) + tl.sum(b * b, 0)
+        into = here_out + head * HEAD_DIM
+        tl.store(into + first, turned, mask=here)
         tl.store(into + second, b, mask=here)
-    tl.store(lengths + at, tl.sqrt(total) / tl.load(sizes + at))
+    tl.store(lengths + which * count + at, tl.sqrt(total) / tl.load(sizes + at))
 
 
 @triton.jit(
-    do_not_specialize=["half", "length", "most"],
-    do_not_specialize_on_alignment=["observed", "starts", "lengths", "fixed", "share", "weights"],
+    do_not_specialize=["half", "count", "length", "most"],
+    do_not_specialize_on_alignment=["firsts", "counts", "starts", "lengths", "fixed", "share"],
 )
 def _move(
-    rows,
+    keys,
+    values,
     rows_head,
     rows_row,
     moved,
     share,
+    count,
     weights,
-    observed,
+    firsts,
+    counts,
     starts,
     lengths,
     fixed,
@@ -116,55 +131,53 @@ def _move(
     HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     ADJACENT: tl.constexpr,
-    TURNS: tl.constexpr,
     BLOCK_P: tl.constexpr,
     POSITIONS: tl.constexpr,
     OBSERVED: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Add the predicted shift to some positions of a stretch, in one head."""
+    """Add the predicted shift to some positions of a stretch, in one head's keys or values."""
     stretch = tl.program_id(0)
     place = tl.program_id(1) * POSITIONS + tl.arange(0, POSITIONS)
-    head = tl.program_id(2)
+    which = tl.program_id(2) // HEADS
+    head = tl.program_id(2) % HEADS
+    rows = keys if which == 0 else values
     pair = tl.arange(0, BLOCK_P)
     real = pair < HEAD_DIM // 2
     first, second = pair_of(pair, half, HEAD_DIM, ADJACENT)
     here = place < tl.load(lengths + stretch)
     position = tl.load(starts + stretch).to(tl.int32) + place
     here &= tl.load(fixed + position, mask=here, other=1) == 0
+    observed = which * count + tl.load(firsts + stretch).to(tl.int32)
+    of_stretch = tl.load(counts + stretch).to(tl.int32)
+    weight_at = weights + (stretch * length + place[:, None]) * most
+    moved_at = moved + (observed * HEADS + head) * HEAD_DIM
     a = tl.zeros([POSITIONS, BLOCK_P], tl.float32)
     b = tl.zeros([POSITIONS, BLOCK_P], tl.float32)
-    for start in range(0, most, OBSERVED):
+    for start in range(0, of_stretch, OBSERVED):
         index = start + tl.arange(0, OBSERVED)
-        row = tl.load(observed + stretch * most + index, mask=index < most, other=-1).to(tl.int32)
-        known = row >= 0
-        row = tl.where(known, row, 0)
-        weight = tl.load(
-            weights + (stretch * length + place[:, None]) * most + index[None, :],
-            mask=here[:, None] & known[None, :],
-            other=0.0,
-        )
-        part = tl.load(share + row, mask=known, other=0.0)
-        at = moved + ((row * HEADS + head) * HEAD_DIM)[:, None]
+        known = index < of_stretch
+        weight = tl.load(weight_at + index[None, :], mask=here[:, None] & known[None, :], other=0.0)
+        part = tl.load(share + observed + index, mask=known, other=0.0)
+        at = moved_at + (index * (HEADS * HEAD_DIM))[:, None]
         mask = known[:, None] & real[None, :]
-        to_a = tl.load(at + first[None, :], mask=mask, other=0.0) * part[:, None]
-        to_b = tl.load(at + second[None, :], mask=mask, other=0.0) * part[:, None]
+        to_a = tl.load(at + first[None, :], mask=mask, other=0.0)
+        to_b = tl.load(at + second[None, :], mask=mask, other=0.0)
+        weight *= part[None, :]
         a = tl.dot(weight, to_a, a, input_precision=PRECISION)
         b = tl.dot(weight, to_b, b, input_precision=PRECISION)
-    if TURNS:
-        turns = (here[:, None]) & (real & (pair < half))[None, :]
-        at = position[:, None] * table_row + pair[None, :] * table_pair
-        c = tl.load(cos + at, mask=turns, other=1.0)
-        s = tl.load(sin + at, mask=turns, other=0.0)
-        turned = a * c - b * s
-        b = b * c + a * s
-        a = turned
+    turns = here[:, None] & (real & (pair < half) & (which == 0))[None, :]
+    at = position[:, None] * table_row + pair[None, :] * table_pair
+    c = tl.load(cos + at, mask=turns, other=1.0)
+    s = tl.load(sin + at, mask=turns, other=0.0)
+    turned = a * c - b * s
+    b = b * c + a * s
     target = rows + head.to(tl.int64) * rows_head + position[:, None].to(tl.int64) * rows_row
     mask = here[:, None] & real[None, :]
     to_a, to_b = target + first[None, :], target + second[None, :]
-    a += tl.load(to_a, mask=mask, other=0.0).to(tl.float32)
+    turned += tl.load(to_a, mask=mask, other=0.0).to(tl.float32)
     b += tl.load(to_b, mask=mask, other=0.0).to(tl.float32)
-    tl.store(to_a, a.to(rows.dtype.element_ty), mask=mask)
+    tl.store(to_a, turned.to(rows.dtype.element_ty), mask=mask)
     tl.store(to_b, b.to(rows.dtype.element_ty), mask=mask)
 
 
@@ -191,47 +204,45 @@ def drift(
     }
     moved = cos.new_empty(2, count, heads, width)
     lengths = cos.new_empty(2, count)
+    old = fresh if earlier is None else earlier
     with torch.cuda.device_of(cos):
-        for index, (part, new) in enumerate(zip(rows, fresh, strict=True)):
-            old = new if earlier is None else earlier[index]
-            _shifts[(count,)](
-                part,
-                *part.stride()[:2],
-                new,
-                *new.stride(),
-                old,
-                *old.stride()[:2],
-                stretches.positions,
-                stretches.sources,
-                stretches.sizes,
-                *turn,
-                moved[index],
-                lengths[index],
-                count,
-                TURNS=index == 0,
-                **how,
-            )
-        share = share_of(lengths)
+        _shifts[count, 2](
+            *rows,
+            *rows[0].stride()[:2],
+            fresh[0],
+            *fresh[0].stride(),
+            fresh[1],
+            *fresh[1].stride(),
+            *old,
+            *old[0].stride()[:2],
+            stretches.positions,
+            stretches.sources,
+            stretches.sizes,
+            *turn,
+            moved,
+            lengths,
+            count,
+            **how,
+        )
         of, length, most = stretches.weights.shape
-        for index, part in enumerate(rows):
-            _move[of, triton.cdiv(length, _POSITIONS), heads](
-                part,
-                *part.stride()[:2],
-                moved[index],
-                share[index],
-                stretches.weights,
-                stretches.observed,
-                stretches.starts,
-                stretches.lengths,
-                stretches.fixed.view(torch.uint8),
-                *turn,
-                length,
-                most,
-                TURNS=index == 0,
-                POSITIONS=_POSITIONS,
-                OBSERVED=_OBSERVED,
-                # a shift is rounded to 16 bits anyway
-                PRECISION="tf32x3" if part.dtype == torch.float32 else "tf32",
-                num_warps=8,
-                **how,
-            )
+        _move[of, triton.cdiv(length, _POSITIONS), 2 * heads](
+            *rows,
+            *rows[0].stride()[:2],
+            moved,
+            share_of(lengths),
+            count,
+            stretches.weights,
+            stretches.firsts,
+            stretches.counts,
+            stretches.starts,
+            stretches.lengths,
+            stretches.fixed.view(torch.uint8),
+            *turn,
+            length,
+            most,
+            POSITIONS=_POSITIONS,
+            OBSERVED=_OBSERVED,
+            # a shift is rounded to 16 bits anyway
+            PRECISION="tf32x3" if rows[0].dtype == torch.float32 else "tf32",
+            **how,
+        )

@@ -65,8 +65,9 @@ def share_of(lengths: torch.Tensor) -> torch.Tensor:
 
 def _expected(moved: torch.Tensor, stretches: Stretches, end: int) -> torch.Tensor:
     """Return ``[end, width]`` float32, the predicted shift of each position."""
-    count, length, most = stretches.weights.shape
-    rows = moved.index_select(0, stretches.observed.clamp_min(0).view(-1)).view(count, most, -1)
+    _, length, most = stretches.weights.shape
+    number = torch.arange(most, device=moved.device).minimum(stretches.counts[:, None] - 1)
+    rows = moved[stretches.firsts[:, None] + number]
     found = torch.bmm(stretches.weights, rows).flatten(0, 1)
     steps = torch.arange(length, device=moved.device)
     at = stretches.starts[:, None] + steps

@@ -21,12 +21,12 @@ def stretches_of(device, earlier):
     torch.manual_seed(3)
     positions = torch.tensor([12, 14, 30, 31, 33, 90, 101, 102])
     sources = torch.tensor([4, 5, -3 if earlier else 6, 7, 9, 20, -1 if earlier else 21, 25])
-    observed = torch.tensor([[0, 1, 2, 3, 4], [5, 6, 7, -1, -1]])
-    weights = torch.rand(2, 70, 5) * (observed >= 0)[:, None]
+    counts = torch.tensor([5, 3])
+    weights = torch.rand(2, 70, 5) * (torch.arange(5) < counts[:, None])[:, None]
     fixed = torch.zeros(END, dtype=torch.bool)
     fixed[20:25] = True
     numbers = (torch.tensor([10, 80]), torch.tensor([25, 70]), positions, sources)
-    parts = weights, observed, *numbers, torch.rand(8) + 0.5, fixed
+    parts = weights, torch.tensor([0, 5]), counts, *numbers, torch.rand(8) + 0.5, fixed
     return Stretches(*(part.to(device) for part in parts))
 
 
@@ -70,12 +70,9 @@ def by_loops(rows, fresh, earlier, of, table, adjacent):
             for place in range(length):
                 if of.fixed[start + place]:
                     continue
-                for weight, which in zip(
-                    of.weights[stretch, place], of.observed[stretch], strict=True
-                ):
-                    if which < 0:
-                        continue
-                    shift = moved[which]
+                for number in range(int(of.counts[stretch])):
+                    weight = of.weights[stretch, place, number]
+                    shift = moved[int(of.firsts[stretch]) + number]
                     if index == 0:
                         at = start + place
                         shift = torch.stack(
