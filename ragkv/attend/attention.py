@@ -216,11 +216,20 @@ def subset_attention(
 
 
 @contextmanager
-def last_row_ends(model: PreTrainedModel, one: Pass | None = None) -> Iterator[None]:
+def last_row_ends(
+    model: PreTrainedModel,
+    one: Pass | TablePass | None = None,
+    number: torch.Tensor | None = None,
+) -> Iterator[None]:
     """Run the last layer's feed-forward only for a pass's last row, which needs logits.
 
     With ``Pass(last_row_ends=True)``, that layer computes keys and values for all rows, and
     everything else for one. Other calls are unchanged, in other threads and in this one.
+
+    Parameters
+    ----------
+    number
+        ``[1]`` int64: the row's number, if padding follows it.
     """
     feed_forward = getattr(backbone_of(model).layers[-1], "mlp", None)
     if feed_forward is None:
@@ -233,7 +242,9 @@ def last_row_ends(model: PreTrainedModel, one: Pass | None = None) -> Iterator[N
         """Cut ``[1, rows, hidden]`` to its last row; the other rows' results are never read."""
         if not is_innermost(one):
             return None
-        return given[0][:, -1:], *given[1:]
+        rows = given[0]
+        last = rows[:, -1:] if number is None else rows.index_select(1, number)
+        return last, *given[1:]
 
     hook = feed_forward.register_forward_pre_hook(last_row)
     try:

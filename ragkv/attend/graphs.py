@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
@@ -27,7 +27,7 @@ import numpy as np
 import torch
 from ragkv_kernels import CacheRows, RowTable, paid_rows
 
-from ragkv.attend.attention import TablePass, subset_attention
+from ragkv.attend.attention import TablePass, last_row_ends, subset_attention
 from ragkv.attend.forward import SubsetPass, subset_forward
 from ragkv.attend.observe import StopPass
 from ragkv.attend.recorder import CudaRecorder, Recorder
@@ -41,10 +41,13 @@ from ragkv.model.memory import is_out_of_memory, release_calls
 from ragkv.splice.joint import TableCache
 
 _log = logging.getLogger(__name__)
-STEP_ROWS, QUERY_ROWS = (1, 2, 4, 8, 16, 32, 64), (32, 64, 128, 256, 512)
+STEP_ROWS, QUERY_ROWS = (1, 2, 4, 8, 16, 32, 64), (32, 64, 128, 256, 512, 1024)
 """Numbers of rows to capture, for steps and for passes that score the query's attention."""
-REPAIR_ROWS = (64, 128, 256, 512)
-"""Numbers of rows to capture, for the pass that recomputes; more rows gain nothing."""
+REPAIR_ROWS = (64, 128, 256, 512, 640, 768, 896, 1024, 1280, 1536, 1792, 2048)
+"""Numbers of rows to capture, for the pass that recomputes.
+
+With more rows a GPU computes for longer than a host launches.
+"""
 _LEAST_ROOM = 4096
 """Shortest length of prompts in a capture of the query's attention; then powers of two."""
 
@@ -95,16 +98,20 @@ class _PassOf:
         rows are written.
         """
         model, table, of = self._loaded.model, self.table, self._loaded.architecture
-        one = TablePass(table, of.windows, observer)
+        one, last = TablePass(table, of.windows, observer), table.observed[:1]
         self._cache.written = 0
         self._cache.before_write = self._pause if repairs else None
-        with subset_attention(model, one), fast_linear_layers(model):
+        with (
+            subset_attention(model, one),
+            last_row_ends(model, one, last) if repairs else nullcontext(),
+            fast_linear_layers(model),
+        ):
             out = model(
                 input_ids=table.ids[None],
                 position_ids=table.positions[None],
                 **cache_argument(model, self._cache),
                 use_cache=True,
-                logits_to_keep=table.observed[:1] if repairs else 0,
+                logits_to_keep=last if repairs else 0,
                 ragkv_pass=one,
             )
         self._cache.before_write = None  # a circle would keep the graph's memory

@@ -58,7 +58,8 @@ def _attend_rows(
     WINDOWED: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    tile = tl.program_id(0)
+    # the last tiles see most keys: they start first
+    tile = tl.num_programs(0) - 1 - tl.program_id(0)
     kv_head = tl.program_id(1).to(tl.int64)
     split = tl.program_id(2)
     first = tl.load(of_tiles + tile).to(tl.int32)
