@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from ragkv.attend.blocks import BlockAttention
     from ragkv.attend.sparse_rows import SparseRows
 
-PIECE = 1024
+PIECE, PIECE_CPU = 8192, 1024
 """Rows of a pass whose feed-forward is computed together."""
 _ATTENDED = "layers that called ragkv's attention"
 _UNKNOWN_ARGUMENTS = ("sinks", "block_indices", "position_bias")
@@ -260,7 +260,8 @@ def feed_forward_in_pieces(model: PreTrainedModel, one: Pass) -> Iterator[None]:
     Its intermediate results are several times as wide as a row. Other calls are unchanged, in other
     threads and in this one.
     """
-    if len(one.rows) <= PIECE:
+    size = PIECE_CPU if one.rows.positions.device.type == "cpu" else PIECE
+    if len(one.rows) <= size:
         yield
         return
     parts = [getattr(layer, "mlp", None) for layer in backbone_of(model).layers]
@@ -268,9 +269,9 @@ def feed_forward_in_pieces(model: PreTrainedModel, one: Pass) -> Iterator[None]:
 
     def forward(part: torch.nn.Module, rows: torch.Tensor, *given: Any, **named: Any) -> Any:
         whole = type(part).forward
-        if not is_innermost(one) or rows.dim() != 3 or rows.shape[1] <= PIECE or given or named:
+        if not is_innermost(one) or rows.dim() != 3 or rows.shape[1] <= size or given or named:
             return whole(part, rows, *given, **named)
-        first, *rest = torch.split(rows, PIECE, dim=1)
+        first, *rest = torch.split(rows, size, dim=1)
         out = whole(part, first)
         if not isinstance(out, torch.Tensor):  # also returns a router's choices
             return whole(part, rows)

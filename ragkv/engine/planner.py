@@ -176,7 +176,7 @@ class Planner:
                 auxiliary=partial(self._auxiliary, config),
             )
             choice = choose(method, scene, config)
-            rows = np.union1d(layout.fresh, choice.positions)
+            rows = np.sort(np.concatenate([layout.fresh, choice.positions]))
             if request.remote is not None:
                 rows = rows[rows < layout.known_end]
             repair = Repair.of(method, layout, choice, rows, self.loaded, shift=cache.shift)

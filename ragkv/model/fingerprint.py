@@ -16,6 +16,7 @@ from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 
 from ragkv.errors import UnsupportedModelError
 from ragkv.model.architecture import backbone_of, config_of
+from ragkv.model.modules import modules_of, parameters_of
 from ragkv.model.rotary import RopeKind
 from ragkv.model.samples import checksum_of
 from ragkv.model.workspace import on_host
@@ -194,7 +195,7 @@ def state_of(model: PreTrainedModel) -> tuple[object, ...]:
     hidden = (tensor for _, tensor in _hidden(model))
     rotary = backbone_of(model).rotary_emb
     tables = () if _is_switched(config_of(model)) else rotary.buffers()
-    weights = (*model.parameters(), *hidden, *tables)
+    weights = (*parameters_of(modules_of(model)), *hidden, *tables)
     parts = tuple(
         (part.data_ptr(), 0 if part.is_inference() else part._version, part.dtype)  # noqa: SLF001
         for part in weights

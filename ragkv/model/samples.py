@@ -28,17 +28,19 @@ class Samples:
     on_host
         Views of ``[bytes]`` and of ``[runs, bytes]``.
     on_devices
-        The same, as tensors ``[bytes]`` by device.
+        The same, as tensors by device.
     """
 
     on_host: tuple[Sequence[npt.NDArray[np.uint8]], Sequence[npt.NDArray[np.uint8]]]
-    on_devices: Sequence[Sequence[torch.Tensor]]
+    on_devices: Sequence[tuple[list[torch.Tensor], list[torch.Tensor]]]
 
     @property
     def checksum(self) -> int:
         """Checksum of the current bytes."""
         read = [np.concatenate(views) for views in self.on_host if views]
-        read += [torch.cat([*parts]).cpu().numpy() for parts in self.on_devices]
+        for views in self.on_devices:
+            joined = [torch.cat(parts).flatten() for parts in views if parts]
+            read.append(torch.cat(joined).cpu().numpy())
         total = xxhash.xxh3_64()
         for part in read:
             total.update(part.data)
@@ -66,15 +68,14 @@ def checksum_of(model: PreTrainedModel, weights: Sequence[torch.Tensor], places:
 
 @torch.no_grad()
 def _samples_of(weights: Iterable[torch.Tensor]) -> Samples:
-    whole, runs = list[npt.NDArray[np.uint8]](), list[npt.NDArray[np.uint8]]()
-    on_devices: dict[torch.device, list[torch.Tensor]] = {}
+    on_devices: dict[torch.device, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
     for plain in chain.from_iterable(map(_plain, weights)):
         raw = _sampled(plain)
-        if raw.device.type == "cpu":
-            (whole if raw.ndim == 1 else runs).append(raw.numpy())
-        else:
-            on_devices.setdefault(raw.device, []).extend([raw] if raw.ndim == 1 else raw)
-    return Samples((whole, runs), tuple(on_devices.values()))
+        whole, runs = on_devices.setdefault(raw.device, ([], []))
+        (whole if raw.ndim == 1 else runs).append(raw)
+    whole, runs = on_devices.pop(torch.device("cpu"), ([], []))
+    on_host = [raw.numpy() for raw in whole], [raw.numpy() for raw in runs]
+    return Samples(on_host, tuple(on_devices.values()))
 
 
 def _plain(weight: torch.Tensor) -> Iterator[torch.Tensor]:

@@ -25,6 +25,10 @@ class Tokens:
     ids: IntArray
     offsets: IntArray
 
+    def __post_init__(self) -> None:
+        # each column is contiguous: a search would copy it otherwise
+        object.__setattr__(self, "offsets", np.asfortranarray(self.offsets))
+
     def __len__(self) -> int:
         return len(self.ids)
 

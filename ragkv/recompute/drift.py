@@ -179,7 +179,10 @@ def _stretches(layout: Layout, rows: npt.NDArray[np.int64]) -> Iterator[_Stretch
         # the chunk's fresh tokens are between these; they are always computed
         places = np.zeros(slots[-1] + 1 - slots[0], dtype=np.int64)
         places[slots - slots[0]] = piece.rows[cached]
-        found = np.flatnonzero(np.isin(rows, slots))
+        low, high = np.searchsorted(rows, (slots[0], slots[-1] + 1))
+        is_cached = np.zeros(len(places), dtype=np.bool_)
+        is_cached[slots - slots[0]] = True
+        found = low + np.flatnonzero(is_cached[rows[low:high] - slots[0]])
         for first in range(0, len(places), STRETCH_TOKENS):
             start = int(slots[0]) + first
             observed = found[(rows[found] >= start) & (rows[found] < start + STRETCH_TOKENS)]
@@ -250,11 +253,12 @@ def _together(
     for row, part in enumerate(parts):
         of_rows[row, : len(part.places)], known[row, : len(part.known)] = part.places, part.known
     real = np.arange(counts.max()) < counts[:, None]
-    here = [to_device(part, device) for part in (of_rows, known, real, firsts, counts)]
+    of_weights = (to_device(part, device) for part in (of_rows, known, real))
     positions, sources, fixed = (to_device(part, device) for part in observed)
     return Stretches(
-        _weights(*here[:3]).contiguous(),
-        *here[3:],
+        _weights(*of_weights).contiguous(),
+        to_device(firsts, device),
+        to_device(counts, device),
         to_device(starts, device),
         to_device(lengths, device),
         positions,

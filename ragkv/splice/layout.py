@@ -110,8 +110,11 @@ class Layout:
     @property
     def compared(self) -> npt.NDArray[np.int64]:
         """Positions of the known tokens of chunks with a stale row, sorted."""
+        known = self.known
+        if not len(known):
+            return known
         slots = [piece.slots for piece in self.placed if self.has_stale(piece)]
-        return np.intersect1d(self.known, np.concatenate([*slots, np.zeros(0, np.int64)]))
+        return np.intersect1d(known, np.concatenate([*slots, np.zeros(0, np.int64)]))
 
     def has_stale(self, piece: Placed) -> bool:
         """Whether a chunk has an entry's row that is not exact."""
@@ -120,8 +123,10 @@ class Layout:
 
     def stale(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Return the sorted positions of entries' rows that are not exact, except ``rows``."""
-        cached = np.flatnonzero(self.origin == Origin.CACHED)
-        return np.setdiff1d(cached[cached >= self.exact], rows, assume_unique=True)
+        inside = self.origin == Origin.CACHED
+        inside[: self.exact] = False
+        inside[rows] = False
+        return np.flatnonzero(inside)
 
     @property
     def fresh(self) -> npt.NDArray[np.int64]:
@@ -199,11 +204,22 @@ def _align(tokens: Tokens, entry: LayeredKV, start: int, end: int, begin: int) -
     """Match tokens from ``begin`` on with the same characters and the same id."""
     touched = tokens.touching(start, end)
     first, last = max(touched.start, begin), touched.stop
-    span = tokens.offsets[first:last].astype(np.int64) - start
-    _, here, there = np.intersect1d(
-        _keys(span), _keys(entry.offsets.astype(np.int64)), assume_unique=True, return_indices=True
-    )
-    same = (tokens.ids[first + here] == entry.token_ids[there]) & (span[here, 1] <= end - start)
+    span, own = tokens.offsets[first:last].astype(np.int64) - start, entry.offsets
+    ids = tokens.ids[first:last]
+    # most tokens, or all, are the same from the first one on; only the others are searched
+    size = min(len(span), len(own))
+    equal = (span[:size] == own[:size]).all(axis=1) & (ids[:size] == entry.token_ids[:size])
+    run = size if equal.all() else int(equal.argmin())
+    here = there = np.arange(run)
+    if run < size:
+        _, *rest = np.intersect1d(
+            _keys(span[run:]),
+            _keys(own[run:].astype(np.int64)),
+            assume_unique=True,
+            return_indices=True,
+        )
+        here, there = (np.concatenate([np.arange(run), run + part]) for part in rest)
+    same = (ids[here] == entry.token_ids[there]) & (span[here, 1] <= end - start)
     slots, rows = first + here[same], there[same]
     keep = slots < len(tokens) - 1
     if not keep.any():
