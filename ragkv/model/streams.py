@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 import torch
 
@@ -101,6 +102,16 @@ def side_stream(device: torch.device) -> SideStream:
         if device not in _side:
             _side[device] = SideStream(device)
         return _side[device]
+
+
+def all_to_device(
+    several: Sequence[npt.NDArray[np.int64]], device: torch.device
+) -> list[torch.Tensor]:
+    """Copy arrays to the device as :func:`to_device`, in one transfer."""
+    sizes = [part.size for part in several]
+    flat = to_device(np.concatenate([part.reshape(-1) for part in several]), device)
+    parts = torch.split(flat, sizes)
+    return [part.view(numbers.shape) for part, numbers in zip(parts, several, strict=True)]
 
 
 def to_device(numbers: npt.NDArray[Any], device: torch.device) -> torch.Tensor:

@@ -49,10 +49,9 @@ class CopyRepair:
         self._stale = np.zeros(len(layout), dtype=bool)
         self._stale[layout.stale(rows)] = True
         self._lookup = lookup
-        # for each position, the highest score up to ``lookup.tokens`` positions later
-        padded = np.zeros(len(layout) + lookup.tokens, dtype=np.float32)
-        padded[layout.cached] = scores
-        self._scores = np.lib.stride_tricks.sliding_window_view(padded, lookup.tokens + 1).max(1)
+        self._ahead = np.arange(lookup.tokens + 1)
+        self._scores = np.zeros(len(layout) + lookup.tokens, dtype=np.float32)
+        self._scores[layout.cached] = scores
 
     @property
     def repaired(self) -> int:
@@ -90,8 +89,9 @@ class CopyRepair:
         at, length = at[in_prompt], length[in_prompt]
         if len(at) > lookup.rare:
             at, length = at[length > 1], length[length > 1]
-        order = at[np.lexsort((-self._scores[at], -length))]
-        near = (order[:, None] + np.arange(lookup.tokens + 1)).reshape(-1)
+        highest = self._scores[at[:, None] + self._ahead].max(axis=1)
+        order = at[np.lexsort((-highest, -length))]
+        near = (order[:, None] + self._ahead).reshape(-1)
         near = near[near < len(self.prompt)]
         near = near[self._stale[near]]
         _, first = np.unique(near, return_index=True)

@@ -20,7 +20,7 @@ from ragkv_kernels import Stretches, drift
 
 from ragkv.model.loaded import ReusableModel
 from ragkv.model.rotary import add_rotated, unrotate
-from ragkv.model.streams import to_device
+from ragkv.model.streams import all_to_device, to_device
 from ragkv.splice.buffer import Shift
 from ragkv.splice.layout import Layout, Origin
 
@@ -252,19 +252,21 @@ def _together(
     known = np.zeros((len(parts), counts.max()), dtype=np.int64)
     for row, part in enumerate(parts):
         of_rows[row, : len(part.places)], known[row, : len(part.known)] = part.places, part.known
-    real = np.arange(counts.max()) < counts[:, None]
-    of_weights = (to_device(part, device) for part in (of_rows, known, real))
-    positions, sources, fixed = (to_device(part, device) for part in observed)
+    where, sources, fixed = observed
+    numbers = of_rows, known, firsts, counts, starts, lengths, where, sources, places
+    of_rows_here, known_here, firsts_here, counts_here, *rest = all_to_device(numbers, device)
+    starts_here, lengths_here, positions, sources_here, places_here = rest
+    real = torch.arange(known.shape[1], device=device) < counts_here[:, None]
     return Stretches(
-        _weights(*of_weights).contiguous(),
-        to_device(firsts, device),
-        to_device(counts, device),
-        to_device(starts, device),
-        to_device(lengths, device),
+        _weights(of_rows_here, known_here, real).contiguous(),
+        firsts_here,
+        counts_here,
+        starts_here,
+        lengths_here,
         positions,
-        sources,
-        _sizes(to_device(places, device)),
-        fixed,
+        sources_here,
+        _sizes(places_here),
+        to_device(fixed, device),
     )
 
 

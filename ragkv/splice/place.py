@@ -13,7 +13,7 @@ import torch
 from ragkv.chunk.kv import ChunkKV, LayeredKV
 from ragkv.model.loaded import ReusableModel
 from ragkv.model.rotary import RopeKind, Table, rotate
-from ragkv.model.streams import side_stream, to_device
+from ragkv.model.streams import all_to_device, side_stream, to_device
 from ragkv.splice.buffer import Shift, SplicedCache
 from ragkv.splice.layout import Layout, Origin, Placed
 from ragkv.splice.on_device import Moves, is_resident, put_on_device
@@ -156,6 +156,4 @@ def _indices(several: Sequence[npt.NDArray[np.int64]], device: torch.device) -> 
     """Return indices of these positions on the device, transferred in one copy."""
     if device.type == "cpu":
         return [_index(positions) for positions in several]
-    together = to_device(np.concatenate(several).astype(np.int64), device)
-    ends = np.cumsum([len(positions) for positions in several])[:-1]
-    return together.tensor_split(ends.tolist())
+    return all_to_device(several, device)

@@ -14,7 +14,17 @@ from ragkv_kernels.stretches import Stretches
 from ragkv_kernels.twins.drift import share_of
 
 Pair = tuple[torch.Tensor, torch.Tensor]
-_POSITIONS, _OBSERVED = 64, 32
+_POSITIONS, _OBSERVED = 128, 32
+
+
+@triton.jit
+def _channels(pair, half, HEAD_DIM: tl.constexpr, ADJACENT: tl.constexpr, HALVES: tl.constexpr):
+    """Return the channels of a pair; the compiler sees that those of halves are contiguous."""
+    if HALVES:
+        first, second = pair, pair + HEAD_DIM // 2
+    else:
+        first, second = pair_of(pair, half, HEAD_DIM, ADJACENT)
+    return first, second
 
 
 @triton.jit
@@ -61,6 +71,7 @@ def _shifts(
     HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     ADJACENT: tl.constexpr,
+    HALVES: tl.constexpr,
     BLOCK_P: tl.constexpr,
 ):
     """Write the shift of one observed row's keys, unrotated, or values, and its length."""
@@ -75,7 +86,7 @@ def _shifts(
         fresh_channel = fresh_values_channel
     pair = tl.arange(0, BLOCK_P)
     here = pair < HEAD_DIM // 2
-    first, second = pair_of(pair, half, HEAD_DIM, ADJACENT)
+    first, second = _channels(pair, half, HEAD_DIM, ADJACENT, HALVES)
     position = tl.load(positions + at)
     source = tl.load(sources + at)
     is_earlier = (source < 0).to(tl.int32)
@@ -98,8 +109,8 @@ def _shifts(
         b = b * c + a * s
         total += tl.sum(turned * turned, 0) + tl.sum(b * b, 0)
         into = here_out + head * HEAD_DIM
-        tl.store(into + first, turned, mask=here)
-        tl.store(into + second, b, mask=here)
+        tl.store(into + first, turned.to(out.dtype.element_ty), mask=here)
+        tl.store(into + second, b.to(out.dtype.element_ty), mask=here)
     tl.store(lengths + which * count + at, tl.sqrt(total) / tl.load(sizes + at))
 
 
@@ -131,6 +142,7 @@ def _move(
     HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     ADJACENT: tl.constexpr,
+    HALVES: tl.constexpr,
     BLOCK_P: tl.constexpr,
     POSITIONS: tl.constexpr,
     OBSERVED: tl.constexpr,
@@ -144,7 +156,7 @@ def _move(
     rows = keys if which == 0 else values
     pair = tl.arange(0, BLOCK_P)
     real = pair < HEAD_DIM // 2
-    first, second = pair_of(pair, half, HEAD_DIM, ADJACENT)
+    first, second = _channels(pair, half, HEAD_DIM, ADJACENT, HALVES)
     here = place < tl.load(lengths + stretch)
     position = tl.load(starts + stretch).to(tl.int32) + place
     here &= tl.load(fixed + position, mask=here, other=1) == 0
@@ -163,7 +175,7 @@ def _move(
         mask = known[:, None] & real[None, :]
         to_a = tl.load(at + first[None, :], mask=mask, other=0.0)
         to_b = tl.load(at + second[None, :], mask=mask, other=0.0)
-        weight *= part[None, :]
+        weight = (weight * part[None, :]).to(moved.dtype.element_ty)
         a = tl.dot(weight, to_a, a, input_precision=PRECISION)
         b = tl.dot(weight, to_b, b, input_precision=PRECISION)
     turns = here[:, None] & (real & (pair < half) & (which == 0))[None, :]
@@ -199,10 +211,13 @@ def drift(
         "HEADS": heads,
         "HEAD_DIM": width,
         "ADJACENT": adjacent,
+        "HALVES": not adjacent and 2 * cos.shape[1] == width,
         "BLOCK_P": triton.next_power_of_2(width // 2),
         "enable_fp_fusion": False,
     }
-    moved = cos.new_empty(2, count, heads, width)
+    # in the rows' dtype, to which the moved rows are rounded anyway: tensor cores read 16-bit
+    # operands in any order, those of float32 must be transposed first
+    moved = rows[0].new_empty(2, count, heads, width)
     lengths = cos.new_empty(2, count)
     old = fresh if earlier is None else earlier
     with torch.cuda.device_of(cos):
@@ -242,7 +257,7 @@ def drift(
             most,
             POSITIONS=_POSITIONS,
             OBSERVED=_OBSERVED,
-            # a shift is rounded to 16 bits anyway
-            PRECISION="tf32x3" if rows[0].dtype == torch.float32 else "tf32",
+            PRECISION="tf32x3",
+            num_warps=8,
             **how,
         )

@@ -10,7 +10,7 @@ tokens attend sparsely (:mod:`ragkv.attend.sparse_rows`). Tokens that an answer 
 recomputed during decoding (:mod:`ragkv.recompute.copy_repair`).
 """
 
-import torch
+import numpy as np
 
 from ragkv.attend.sparse_rows import Sparse
 from ragkv.select.method import CopyLookup, FloatArray, Method, Scene, Spread
@@ -29,9 +29,9 @@ def score(scene: Scene) -> FloatArray:
     observed = scene.seeing_all(range(first, last))
     count = min(len(layout) - layout.query_start, QUERY_ROWS)
     paid = scene.attention_of_query(observed, count)
-    shares = paid.cpu()[:, torch.from_numpy(layout.cached)]
-    shares /= shares.sum(dim=1, keepdim=True).clamp_min(1e-30)
-    scores: FloatArray = shares.mean(dim=0).numpy()
+    shares = paid.cpu().numpy()[:, layout.cached]
+    shares /= np.maximum(shares.sum(axis=1, keepdims=True), np.float32(1e-30))
+    scores: FloatArray = shares.mean(axis=0)
     return scores
 
 
