@@ -112,7 +112,7 @@ SCRAPS = st.sampled_from(
 
 @pytest.mark.usefixtures("cut_everywhere")
 @pytest.mark.parametrize("kind", [*PARTS, *SMALL_KINDS])
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)
 @given(texts=st.lists(st.lists(SCRAPS, max_size=30).map("".join), min_size=1, max_size=3))
 def test_same_tokens_as_the_whole_text(kind, texts):
     tokenizer = trained(kind) if kind in PARTS else tokenizer_of(kind)
