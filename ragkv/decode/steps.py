@@ -40,6 +40,8 @@ class Steps:
         Copy repair, or None.
     sparse
         Sparse attention of the steps; None for full attention.
+    begin
+        Called before the first token is drawn; waits for the logits.
     prefilled
         Called after the first token is drawn, when the caller can release the model.
     """
@@ -53,11 +55,13 @@ class Steps:
         copies: CopyRepair | None = None,
         *,
         sparse: BlockAttention | None = None,
+        begin: Callable[[], object] = lambda: None,
         prefilled: Callable[[], object] = lambda: None,
     ) -> None:
         self.history = TokenHistory(ids)
         self._loaded, self._cache = loaded, cache
-        self._logits, self._copies, self._prefilled = logits, copies, prefilled
+        self._logits, self._copies = logits, copies
+        self._begin, self._prefilled = begin, prefilled
         self.sparse = sparse
         self._batch = batch_of(loaded)
 
@@ -88,6 +92,7 @@ class Steps:
             returns a draft of the tokens after it, of which the step can use fewer; None ends the
             answer.
         """
+        self._begin()
         subset = self._next(take, self._logits[None])
         self._prefilled()
         if subset is not None:

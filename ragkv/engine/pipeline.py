@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -66,7 +67,9 @@ class Pipeline:
     def prefill(self, request: Request) -> Computed:
         """Compute the prompt, and return it with its cache and the next token's logits."""
         with self._admitted(request, None) as admitted:
-            return self._compute(request, admitted, None)
+            computed = self._compute(request, admitted, None)
+            self._finish(request, computed.plan)
+            return computed
 
     def generate(
         self,
@@ -223,6 +226,11 @@ class Pipeline:
             self._planner.corpus.record_speed(len(plan.ids), time.perf_counter() - began)
         return Computed(plan, cache, logits)
 
+    def _finish(self, request: Request, plan: Plan) -> None:
+        """Wait for the rows that were recomputed, if any."""
+        if self._planner is not None and plan.cache is not None:
+            self._planner.finish(request, plan)
+
     def _prefilled(self, request: Request, plan: Plan) -> Computed:
         """Compute the whole prompt; transformers' own loop does so for a model without reuse."""
         if self._planner is None:
@@ -242,6 +250,7 @@ class Pipeline:
         def compute() -> Rows:
             if len(plan.rows):
                 planner.recompute(request, plan)
+                planner.finish(request, plan)
             return cache.keys, cache.values
 
         with request.clock.step("hand_over"):
@@ -265,20 +274,23 @@ class Pipeline:
         if request.remote is not None:
             turn.prefilled()
             return plan, request.remote.draw(plan.ids, listener, ends)
-        steps = self._steps(computed, decode, turn)
+        steps = self._steps(request, computed, decode, turn)
         drawn = draw(self._loaded, plan.ids, steps, decode, listener=listener, cancelled=ends)
         if self._planner is not None and isinstance(computed.cache, SplicedCache):
             here = drawn if self._decoder is None else replace(drawn, token_ids=[])
             self._planner.keep(request, plan, computed.cache, here)
         return plan, drawn
 
-    def _steps(self, computed: Computed, decode: DecodeConfig, turn: Turn) -> Steps | None:
+    def _steps(
+        self, request: Request, computed: Computed, decode: DecodeConfig, turn: Turn
+    ) -> Steps | None:
         """Return the answer's steps; None for transformers' own loop."""
         planner, cache, logits = self._planner, computed.cache, computed.logits
         if planner is None or logits is None or not isinstance(cache, SplicedCache):
             return None
         loaded, plan = planner.loaded, computed.plan
         if self._decoder is not None:
+            self._finish(request, plan)
             room, prefilled = decode.max_new_tokens, turn.prefilled
             return self._decoder.steps(plan.ids, cache, logits, room=room, prefilled=prefilled)
         return Steps(
@@ -288,6 +300,7 @@ class Pipeline:
             logits,
             plan.repair.copies,
             sparse=blocks_for(loaded, decode.sparse, len(plan.ids)),
+            begin=partial(self._finish, request, plan),
             prefilled=turn.prefilled,
         )
 

@@ -185,12 +185,18 @@ class Planner:
     # ---- compute
 
     def recompute(self, request: Request, plan: Plan) -> torch.Tensor:
-        """Recompute the plan's rows; return the logits after the prompt, ``[vocab]`` float32."""
+        """Recompute the plan's rows; return the logits after the prompt, ``[vocab]`` float32.
+
+        A device can still compute them: see :meth:`finish`.
+        """
         with request.clock.step("recompute"):
-            logits = repair_forward(self.loaded, plan.subset)[0]
+            return repair_forward(self.loaded, plan.subset)[0]
+
+    def finish(self, request: Request, plan: Plan) -> None:
+        """Wait for the recomputed rows, and record their time."""
+        with request.clock.step("recompute"):
             self.loaded.wait()
         self.corpus.record_speed(len(plan.rows), request.clock.steps["recompute"])
-        return logits
 
     # ---- keep
 
