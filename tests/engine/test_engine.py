@@ -11,6 +11,9 @@ from tiny import LONGROPE, SIZE, ask, saved, some_chunks, tiny_model, tiny_token
 from transformers import AutoModelForCausalLM, LlamaConfig, MambaConfig, OPTConfig, Qwen2Config
 
 from ragkv import RagKV, ReuseConfig, StoreConfig
+from ragkv.decode import generate
+from ragkv.engine import planner
+from ragkv.engine.planner import Planner
 from ragkv.errors import (
     ConfigError,
     PromptTooLongError,
@@ -18,6 +21,7 @@ from ragkv.errors import (
     UnknownMethodError,
     UnsupportedModelError,
 )
+from ragkv.recompute.copy_repair import CopyRepair
 from ragkv.select import Grouping, Method
 
 # ---- ingestion
@@ -116,6 +120,32 @@ def test_stream_gives_the_same_text(make_engine):
     assert "".join(stream) == whole.text == stream.completion.text
     assert stream.completion.token_ids == whole.token_ids
     assert stream.completion.report.ttft_s > 0
+
+
+def test_an_answer_is_prepared_while_the_device_computes(make_engine, monkeypatch):
+    engine, calls = make_engine(), list[str]()
+    chunks = some_chunks(3)
+    engine.precompute(chunks)
+
+    def note(where, name):
+        before = getattr(where, name)
+
+        def noted(*args, **kwargs):
+            calls.append(name)
+            return before(*args, **kwargs)
+
+        monkeypatch.setattr(where, name, noted)
+
+    note(planner, "repair_forward")
+    note(generate, "generation_config")
+    note(Planner, "finish")
+    note(CopyRepair, "take")
+    answer = engine.generate(ask(chunks), max_new_tokens=2)
+    assert calls == ["repair_forward", "generation_config", "finish", "take"]
+    assert answer.report.steps["recompute"] > 0
+    calls.clear()
+    engine.prefill(ask(chunks))
+    assert calls == ["repair_forward", "finish"]
 
 
 def test_a_stream_closed_early_ends_the_generation(make_engine):

@@ -27,8 +27,8 @@ CODE = {
     "ragkv/cli": 1144,
     "ragkv/client": 568,
     "ragkv/config": 1073,
-    "ragkv/decode": 770,
-    "ragkv/engine": 2176,
+    "ragkv/decode": 773,
+    "ragkv/engine": 2188,
     "ragkv/explain": 306,
     "ragkv/history": 634,
     "ragkv/ingest": 445,
@@ -48,7 +48,7 @@ CODE = {
     "examples": 547,
     "integrations": 5844,
     "kernels": 2417,
-    "tests": 31285,
+    "tests": 31331,
 }
 LAYOUT = {
     tokenize.COMMENT,

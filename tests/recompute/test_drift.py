@@ -48,6 +48,33 @@ def test_rows_move_alike_where_stretches_are_multiplied_together(make_engine, mo
     assert check_rows(make_engine(), 12) > 100
 
 
+@pytest.mark.parametrize("together", [False, True])
+def test_stretches_that_are_recomputed_as_a_whole_move_nothing(make_engine, monkeypatch, together):
+    """Their rows still count for the median length; all stretches can be such."""
+    monkeypatch.setattr(drift, "_runs_together", lambda _: together)
+
+    def score(scene):
+        cached = scene.layout.cached
+        whole = scene.layout.placed[1].slots
+        draw = np.random.default_rng(3).random(len(cached))
+        return np.where(np.isin(cached, whole), 2, draw).astype(np.float32)
+
+    method = replace(get_method("query"), score=score, spread=None, sparse=None, lookup=None)
+    engine = make_engine()
+    engine.precompute(UNEVEN)
+    stale = engine.prefill(PROMPT, recompute_ratio=0)
+    cached, chunk = places_of(stale, Origin.CACHED), stale.report.chunks[1]
+    whole = {at for at in cached if chunk.start <= at < chunk.end}
+    for tokens in (0, 25):  # the second chunk, and others' tokens beside it
+        ratio = (len(whole) + tokens) / len(cached)
+        out = engine.prefill(PROMPT, recompute_ratio=ratio, method=method)
+        computed = {*places_of(out, Origin.RECOMPUTED)}
+        assert whole <= computed
+        assert len(computed) == len(whole) + tokens
+        moved = compare(engine, stale, out, drift.STRETCH_TOKENS)
+        assert moved > 100 if tokens else not moved
+
+
 @pytest.mark.parametrize(
     ("family", "batched"), [("llama", False), ("llama", True), ("gemma3", False), ("phi3", False)]
 )
