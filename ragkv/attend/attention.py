@@ -92,20 +92,12 @@ class TablePass:
     observer: Callable[[int, torch.Tensor, torch.Tensor, float], None] | None = None
     attended: int = 0
 
-    def attend(
-        self, layer: int, query: torch.Tensor, scaling: float, score_rule: ScoreRule | None
-    ) -> torch.Tensor:
+    def attend(self, layer: int, query: torch.Tensor, rule: ScoreRule) -> torch.Tensor:
         """Return the rows' attention in a layer, ``[1, heads, rows, head_dim]``."""
-        out, lse = attend_by_table(
-            query,
-            self.table,
-            layer,
-            window=self.windows[layer],
-            scaling=scaling,
-            score_rule=score_rule,
-        )
+        window = self.windows[layer]
+        out, lse = attend_by_table(query, self.table, layer, window=window, rule=rule)
         if self.observer is not None:
-            self.observer(layer, query[0], lse, scaling)
+            self.observer(layer, query[0], lse, rule.scaling)
         return out[None]
 
 
@@ -124,7 +116,6 @@ def _attention_function(
     ragkv_pass = ragkv_pass or running_pass(module)
     if ragkv_pass is None:
         return ordinary_attention(before, module, query, key, value, attention_mask, **given)
-    scaling: float = given["scaling"]
     layer = int(module.layer_idx)  # type: ignore[arg-type]
     unknown = [name for name in _UNKNOWN_ARGUMENTS if given.get(name) is not None]
     if attention_mask is not None or unknown:
@@ -132,7 +123,7 @@ def _attention_function(
             f"Layer {layer} attends with {', '.join(unknown) or 'a mask of its own'}, which "
             "ragkv's passes cannot reproduce: load the model with on_unsupported='full'."
         )
-    window, score_rule = ragkv_pass.windows[layer], ScoreRule.given(**given)
+    window, rule = ragkv_pass.windows[layer], ScoreRule.given(**given)
     if given.get("sliding_window") != window:
         raise UnsupportedModelError(
             f"Layer {layer} attends within a window of {given.get('sliding_window')}, but this "
@@ -140,12 +131,12 @@ def _attention_function(
         )
     ragkv_pass.attended += 1
     if isinstance(ragkv_pass, TablePass):
-        out = ragkv_pass.attend(layer, query, scaling, score_rule)
+        out = ragkv_pass.attend(layer, query, rule)
     elif isinstance(ragkv_pass, JointPass):
         parts = torch.split(query, [len(one.rows) for one in ragkv_pass.passes], dim=2)
         out = torch.cat(
             [
-                _attend(one, layer, part, cache.layers[layer].seen, scaling, score_rule)
+                _attend(one, layer, part, cache.layers[layer].seen, rule)
                 for one, cache, part in zip(
                     ragkv_pass.passes, ragkv_pass.caches, parts, strict=True
                 )
@@ -155,7 +146,7 @@ def _attention_function(
     else:
         if ragkv_pass.tokens is not None:
             require_used(key.shape[2], ragkv_pass.tokens, "rows in the cache")
-        out = _attend(ragkv_pass, layer, query, (key, value), scaling, score_rule)
+        out = _attend(ragkv_pass, layer, query, (key, value), rule)
     return out.transpose(1, 2).contiguous(), None
 
 
@@ -164,14 +155,13 @@ def _attend(
     layer: int,
     query: torch.Tensor,
     seen: tuple[torch.Tensor, torch.Tensor],
-    scaling: float,
-    score_rule: ScoreRule | None,
+    rule: ScoreRule,
 ) -> torch.Tensor:
     """Return the attention of a pass's rows to keys and values, ``[1, heads, rows, head_dim]``."""
     (key, value), rows, window = seen, one.rows, one.windows[layer]
     if one.observer is not None:
         positions, masks = rows.positions, one.masks
-        call = LayerCall(layer, query, key, value, positions, window, scaling, score_rule, masks)
+        call = LayerCall(layer, query, key, value, positions, window, rule, masks)
         one.observer(call)
         if call.is_computed:
             return call.attended()
@@ -181,11 +171,9 @@ def _attend(
         query, sparse = query[:, :, unused:], None
         rows = Rows(rows.places[unused:], rows.positions[unused:])
     if sparse is not None and window is None:
-        out = sparse.attend(
-            query, key, value, scaling, layer=layer, rows=rows, score_rule=score_rule
-        )
+        out = sparse.attend(query, key, value, rule, layer=layer, rows=rows)
     else:
-        out = attend(query, key, value, rows, window, scaling, score_rule=score_rule)
+        out = attend(query, key, value, rows, window, rule)
     return functional.pad(out, (0, 0, unused, 0)) if unused else out
 
 

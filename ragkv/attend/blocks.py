@@ -76,11 +76,10 @@ class BlockAttention:
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
-        scaling: float,
+        rule: ScoreRule,
         *,
         layer: int,
         rows: Rows,
-        score_rule: ScoreRule | None = None,
     ) -> torch.Tensor:
         """Attend, ``[1, heads, rows, head_dim]``, as :func:`ragkv.attend.rows.attend` does."""
         if layer not in self._counted:  # a step that failed is computed again
@@ -88,13 +87,13 @@ class BlockAttention:
             self.blocks += self._count
             self.read += self._count if self._everything else self._wanted
         if not self._everything:
-            chosen = self._choose(self._layers[layer], query[0] * scaling, key[0])
+            chosen = self._choose(self._layers[layer], query[0] * rule.scaling, key[0])
             key, value = self._gather(key, chosen), self._gather(value, chosen)
             if self._moved is None:  # the gathered keys are contiguous
                 away = (self._count - self._wanted) * BLOCK_SIZE
                 self._moved = Rows(rows.places - away, rows.positions - away)
             rows = self._moved
-        return attend(query, key, value, rows, None, scaling, score_rule=score_rule)
+        return attend(query, key, value, rows, None, rule)
 
     def _choose(self, known: _Layer, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
         """Return a layer's blocks, ``[kv_heads, blocks]`` int64, ascending.

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def suits_kernels(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, score_rule: ScoreRule | None = None
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, rule: ScoreRule
 ) -> bool:
     """Whether ragkv_kernels can attend for these tensors.
 
@@ -24,11 +24,11 @@ def suits_kernels(
         ``[heads, rows, head_dim]``.
     key, value
         ``[kv_heads, tokens, head_dim]``.
-    score_rule
+    rule
         How scores become weights; the kernels have no cap.
     """
-    capped = score_rule is not None and score_rule.softcap is not None
-    return not capped and implementation_for("attention", query, key, value) == "kernel"
+    uncapped = rule.softcap is None
+    return uncapped and implementation_for("attention", query, key, value) == "kernel"
 
 
 def attend_by_kernel(
@@ -38,8 +38,7 @@ def attend_by_kernel(
     rows: torch.Tensor,
     *,
     window: int | None,
-    scaling: float,
-    score_rule: ScoreRule | None,
+    rule: ScoreRule,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Attend by ``ragkv_kernels.attend``, with a model's learned sinks.
 
@@ -47,8 +46,8 @@ def attend_by_kernel(
     """
     import ragkv_kernels
 
-    out, lse = ragkv_kernels.attend(query, key, value, rows, window=window, scaling=scaling)
-    return _with_sinks(out, lse, score_rule)
+    out, lse = ragkv_kernels.attend(query, key, value, rows, window=window, scaling=rule.scaling)
+    return _with_sinks(out, lse, rule)
 
 
 def attend_by_table(
@@ -57,8 +56,7 @@ def attend_by_table(
     layer: int,
     *,
     window: int | None,
-    scaling: float,
-    score_rule: ScoreRule | None,
+    rule: ScoreRule,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Attend by ``ragkv_kernels.attend_rows``; returns as :func:`attend_by_kernel` does.
 
@@ -69,17 +67,18 @@ def attend_by_table(
     """
     import ragkv_kernels
 
-    if score_rule is not None and score_rule.softcap is not None:
+    if rule.softcap is not None:
         raise NotImplementedError("a cap on attention's scores")
-    out, lse = ragkv_kernels.attend_rows(query[0], table, layer, window=window, scaling=scaling)
-    return _with_sinks(out, lse, score_rule)
+    rows, scaling = query[0], rule.scaling
+    out, lse = ragkv_kernels.attend_rows(rows, table, layer, window=window, scaling=scaling)
+    return _with_sinks(out, lse, rule)
 
 
 def _with_sinks(
-    out: torch.Tensor, lse: torch.Tensor, score_rule: ScoreRule | None
+    out: torch.Tensor, lse: torch.Tensor, rule: ScoreRule
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return outputs without the share of learned sinks, and the log-sum-exp with it."""
-    if score_rule is None or score_rule.sinks is None:
+    if rule.sinks is None:
         return out, lse
-    mass = score_rule.with_sinks(lse)
+    mass = rule.with_sinks(lse)
     return (out * torch.exp(lse - mass)[..., None]).to(out.dtype), mass

@@ -35,10 +35,8 @@ class LayerCall:
         ``[rows]`` int64: positions of the query rows.
     window
         Number of keys that a row sees, itself included; None is no limit.
-    scaling
-        Factor of the scores before the softmax.
-    score_rule
-        How scores become weights; None is a softmax.
+    rule
+        How products become weights.
     masks
         Additive masks, kept for all layers of a pass with few rows.
     weights
@@ -54,8 +52,7 @@ class LayerCall:
     value: torch.Tensor
     rows: torch.Tensor
     window: int | None
-    scaling: float
-    score_rule: ScoreRule | None = None
+    rule: ScoreRule
     masks: dict[object, torch.Tensor] = field(default_factory=dict)
     weights: tuple[torch.Tensor, ...] = ()
     output: torch.Tensor | None = None
@@ -108,7 +105,9 @@ def attention_of_query(call: LayerCall, count: int) -> torch.Tensor:
         import ragkv_kernels
 
         last = call.query[0, :, -count:], call.key[0], call.rows[-count:], lse[:, -count:]
-        paid: torch.Tensor = ragkv_kernels.paid(*last, window=call.window, scaling=call.scaling)
+        paid: torch.Tensor = ragkv_kernels.paid(
+            *last, window=call.window, scaling=call.rule.scaling
+        )
         return paid
     if call.query.device.type == "cpu" and len(call.rows) <= _ROW_BLOCK:
         parts = call.weights = tuple(_weights(call, slice(None)))
@@ -144,15 +143,9 @@ def _lse_by_kernel(call: LayerCall) -> torch.Tensor | None:
     None if no kernel supports these tensors.
     """
     tensors = call.query[0], call.key[0], call.value[0]
-    if len(call.query) > 1 or not suits_kernels(*tensors, call.score_rule):
+    if len(call.query) > 1 or not suits_kernels(*tensors, call.rule):
         return None
-    out, lse = attend_by_kernel(
-        *tensors,
-        call.rows,
-        window=call.window,
-        scaling=call.scaling,
-        score_rule=call.score_rule,
-    )
+    out, lse = attend_by_kernel(*tensors, call.rows, window=call.window, rule=call.rule)
     call.output = out[None]
     return lse
 
@@ -172,15 +165,10 @@ def _weights(call: LayerCall, block: slice, seen: int | None = None) -> Iterator
     key = call.key[0, :, :seen].float()
     low, mask = _mask(call, block, key.shape[1])
     head = 0
-    for scores in products((query * call.scaling).reshape(len(key), -1, key.shape[2]), key):
-        part = scores.view(-1, query.shape[1], key.shape[1])
-        if call.score_rule is not None:
-            part = call.score_rule.capped(part)
+    for scores in products((query * call.rule.scaling).reshape(len(key), -1, key.shape[2]), key):
+        part = call.rule.capped(scores.view(-1, query.shape[1], key.shape[1]))
         part[..., low:] += mask
-        if call.score_rule is not None:
-            yield call.score_rule.weights(part, slice(head, head + len(part)))
-        else:  # in place, unless the auxiliary model is being trained
-            yield torch.softmax(part, dim=-1, out=None if part.requires_grad else part)
+        yield call.rule.weights(part, slice(head, head + len(part)))
         head += len(part)
 
 

@@ -102,9 +102,7 @@ def attend(
     value: torch.Tensor,
     rows: Rows,
     window: int | None,
-    scaling: float,
-    *,
-    score_rule: ScoreRule | None = None,
+    rule: ScoreRule,
 ) -> torch.Tensor:
     """Attend with query row i to exactly the keys ``rows[i] - window < j <= rows[i]``.
 
@@ -118,8 +116,8 @@ def attend(
         The query rows' positions.
     window
         Number of keys that a row sees, itself included; None is no limit.
-    score_rule
-        How scores become weights; None is a softmax.
+    rule
+        How products become weights.
 
     Returns
     -------
@@ -129,16 +127,16 @@ def attend(
     """
     # float32 with grouped heads takes torch's slowest path on a GPU, whose scores fill its memory
     is_fast = query.device.type == "cpu" or query.dtype != torch.float32
-    if is_fast and score_rule is None and window is None and len(rows) == key.shape[2]:
+    if is_fast and rule.is_softmax and window is None and len(rows) == key.shape[2]:
         return functional.scaled_dot_product_attention(
-            query, key, value, is_causal=True, scale=scaling, enable_gqa=True
+            query, key, value, is_causal=True, scale=rule.scaling, enable_gqa=True
         )
-    if len(query) == 1 and suits_kernels(query[0], key[0], value[0], score_rule):
+    if len(query) == 1 and suits_kernels(query[0], key[0], value[0], rule):
         tensors = query[0], key[0], value[0], rows.positions
-        out, _ = attend_by_kernel(*tensors, window=window, scaling=scaling, score_rule=score_rule)
+        out, _ = attend_by_kernel(*tensors, window=window, rule=rule)
         return out[None]
     out = torch.empty_like(query)
-    if score_rule is None and query.device.type != "cpu":
+    if rule.is_softmax and query.device.type != "cpu":
         # with a mask, torch's fast paths have no grouped heads
         key, value = (_each_head(part, query.shape[1]) for part in (key, value))
     for block in reversed(rows.blocks(window, query.dtype)):  # each fits the freed memory
@@ -147,8 +145,7 @@ def attend(
             query[:, :, block.first : block.last],
             key[:, :, block.low : block.high],
             value[:, :, block.low : block.high],
-            scaling,
-            score_rule=score_rule,
+            rule,
         )
     return out
 
@@ -158,16 +155,14 @@ def attend_under(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    scaling: float,
-    *,
-    score_rule: ScoreRule | None = None,
+    rule: ScoreRule,
 ) -> torch.Tensor:
     """Attend for a block of rows under an additive mask of the last keys, ``[rows, masked]``.
 
     All rows see the keys before them. In all else it is :func:`attend`.
     """
-    if score_rule is not None:
-        return _attend_by_rule(score_rule, mask, query, key, value, scaling)
+    if not rule.is_softmax:
+        return _attend_by_rule(mask, query, key, value, rule)
     plain = key.shape[2] - mask.shape[1]
     if query.device.type != "cpu":
         return functional.scaled_dot_product_attention(
@@ -175,7 +170,7 @@ def attend_under(
             key,
             value,
             attn_mask=functional.pad(mask, (plain, 0)),
-            scale=scaling,
+            scale=rule.scaling,
             enable_gqa=True,
         )
     if len(query) > 1 or implementation_for("attention", query) != "onednn":
@@ -187,9 +182,9 @@ def attend_under(
             key,
             value,
             attn_mask=functional.pad(mask, (plain, 0)).repeat(group, 1),
-            scale=scaling,
+            scale=rule.scaling,
         ).view(query.shape)
-    grouped = (query[0] * scaling).reshape(len(key[0]), -1, query.shape[-1])
+    grouped = (query[0] * rule.scaling).reshape(len(key[0]), -1, query.shape[-1])
     out: list[torch.Tensor] = []
     first = 0
     for weights in products(grouped, key[0]):
@@ -203,22 +198,21 @@ def attend_under(
 
 
 def _attend_by_rule(
-    score_rule: ScoreRule,
     mask: torch.Tensor,
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    scaling: float,
+    rule: ScoreRule,
 ) -> torch.Tensor:
     """Attend in float32, one KV head after another to save memory, for few models."""
     out, group = torch.empty_like(query), query.shape[1] // key.shape[1]
     for index in range(key.shape[1]):
         heads, one = slice(index * group, (index + 1) * group), slice(index, index + 1)
         keys, values = key[:, one].float(), value[:, one].float()
-        scores = torch.matmul(query[:, heads].float() * scaling, keys.transpose(2, 3))
-        scores = score_rule.capped(scores)
+        scores = torch.matmul(query[:, heads].float() * rule.scaling, keys.transpose(2, 3))
+        scores = rule.capped(scores)
         scores[..., keys.shape[2] - mask.shape[1] :] += mask
-        weights = score_rule.weights(scores, heads)
+        weights = rule.weights(scores, heads)
         out[:, heads] = torch.matmul(weights, values)
     return out
 

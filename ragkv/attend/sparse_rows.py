@@ -107,23 +107,20 @@ class SparseRows:
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
-        scaling: float,
+        rule: ScoreRule,
         *,
         layer: int,
         rows: Rows,
-        score_rule: ScoreRule | None = None,
     ) -> torch.Tensor:
         """Attend, ``[1, heads, rows, head_dim]``, as :func:`ragkv.attend.rows.attend` does.
 
         ``key`` and ``value`` are ``[1, kv_heads, tokens, head_dim]``, ``rows`` those of the pass.
         """
         if layer < self.first_layer:
-            return attend(query, key, value, rows, None, scaling, score_rule=score_rule)
+            return attend(query, key, value, rows, None, rule)
         out = torch.empty_like(query)
         of_others = query.index_select(2, self._others)
-        of_others = attend(
-            of_others, key, value, self._seeing_all, None, scaling, score_rule=score_rule
-        )
+        of_others = attend(of_others, key, value, self._seeing_all, None, rule)
         out.index_copy_(2, self._others, of_others)
         # a block's keys are contiguous, near tokens last: blocks are processed backwards, so that
         # near tokens overwrite only kept ones that no later block sees
@@ -140,9 +137,7 @@ class SparseRows:
                 seen[:, :, block.kept : end] = part.index_select(2, block.near)
             rows_of_block = limited[:, :, block.first : block.last]
             keys, values = (seen[:, :, :end] for seen in room)
-            rows_of_block.copy_(
-                attend_under(mask, rows_of_block, keys, values, scaling, score_rule=score_rule)
-            )
+            rows_of_block.copy_(attend_under(mask, rows_of_block, keys, values, rule))
         return out.index_copy_(2, self._limited, limited)
 
     def _all_masks(self, dtype: torch.dtype) -> list[torch.Tensor]:

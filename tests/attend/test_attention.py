@@ -10,10 +10,10 @@ from ragkv.attend.score_rule import ScoreRule
 
 pytestmark = pytest.mark.usefixtures("each_implementation")
 RULES = {
-    "softmax": None,
-    "capped": ScoreRule(softcap=1.5),
-    "sinks": ScoreRule(sinks=torch.tensor([3.0, -1.0, 0.0, 2.0, 1.0, 4.0])),
-    "both": ScoreRule(0.7, torch.tensor([1.0, 2.0, -3.0, 0.0, 3.0, 1.0])),
+    "softmax": ScoreRule(0.25),
+    "capped": ScoreRule(0.25, softcap=1.5),
+    "sinks": ScoreRule(0.25, sinks=torch.tensor([3.0, -1.0, 0.0, 2.0, 1.0, 4.0])),
+    "both": ScoreRule(0.25, 0.7, torch.tensor([1.0, 2.0, -3.0, 0.0, 3.0, 1.0])),
 }
 
 
@@ -23,10 +23,10 @@ def dense(
     value: torch.Tensor,
     rows: list[int],
     window: int | None,
-    score_rule: ScoreRule | None = None,
+    rule: ScoreRule,
 ) -> torch.Tensor:
     """Row by row, key by key, in float64: nothing shared with the tested code."""
-    batch, heads, _, size = query.shape
+    batch, heads = query.shape[:2]
     group = heads // key.shape[1]
     out = torch.zeros_like(query, dtype=torch.float64)
     for b in range(batch):
@@ -35,15 +35,11 @@ def dense(
                 first = 0 if window is None else max(0, position - window + 1)
                 seen = list(range(first, position + 1))
                 keys = key[b, h // group, seen].double()
-                scores = keys @ query[b, h, i].double() * size**-0.5
-                if score_rule is not None and score_rule.softcap is not None:
-                    scores = score_rule.softcap * torch.tanh(scores / score_rule.softcap)
+                scores = keys @ query[b, h, i].double() * rule.scaling
+                if rule.softcap is not None:
+                    scores = rule.softcap * torch.tanh(scores / rule.softcap)
                 weights = torch.exp(scores)
-                sink = (
-                    0
-                    if score_rule is None or score_rule.sinks is None
-                    else torch.exp(score_rule.sinks[h].double())
-                )
+                sink = 0 if rule.sinks is None else torch.exp(rule.sinks[h].double())
                 weights /= weights.sum() + sink
                 out[b, h, i] = weights @ value[b, h // group, seen].double()
     return out
@@ -62,17 +58,17 @@ SHAPES = [(1, 4, 4), (1, 6, 2), (2, 6, 2), (1, 4, 1)]
 
 # every pair of values of any two axes, by each implementation
 @pytest.mark.parametrize(
-    ("where", "window", "shape", "score_rule"),
+    ("where", "window", "shape", "name"),
     all_pairs([*ROWS], [None, 1, 5, 64], SHAPES, [*RULES]),
     ids=str,
 )
-def test_rows_see_exactly_their_keys(where, window, shape, score_rule):
+def test_rows_see_exactly_their_keys(where, window, shape, name):
     torch.manual_seed(0)
     rows, (batch, heads, kv_heads) = ROWS[where], shape
     query = torch.randn(batch, heads, len(rows), 16)
     key, value = torch.randn(2, batch, kv_heads, 30, 16)
-    rule, places = RULES[score_rule], Rows.on("cpu", np.array(rows))
-    ours = attend(query, key, value, places, window, 16**-0.5, score_rule=rule)
+    rule, places = RULES[name], Rows.on("cpu", np.array(rows))
+    ours = attend(query, key, value, places, window, rule)
     expected = dense(query, key, value, rows, window, rule)
     torch.testing.assert_close(ours.double(), expected, atol=1e-5, rtol=1e-5)
 
@@ -84,10 +80,10 @@ def test_blocks_of_rows_join_without_seams(window, dtype, limit):
     rows = sorted(torch.randperm(600)[:300].tolist())
     query = torch.randn(1, 2, len(rows), 8).to(dtype)
     key, value = torch.randn(2, 1, 1, 600, 8).to(dtype)
-    ours = attend(query, key, value, Rows.on("cpu", np.array(rows)), window, 8**-0.5)
-    torch.testing.assert_close(
-        ours.double(), dense(query, key, value, rows, window), atol=limit, rtol=limit
-    )
+    rule = ScoreRule(8**-0.5)
+    ours = attend(query, key, value, Rows.on("cpu", np.array(rows)), window, rule)
+    expected = dense(query, key, value, rows, window, rule)
+    torch.testing.assert_close(ours.double(), expected, atol=limit, rtol=limit)
 
 
 def test_masks_cover_the_keys_that_rows_differ_in():

@@ -47,7 +47,9 @@ def attended(
     query, key, value = parts
     places = np.arange(key.shape[2] - query.shape[2], key.shape[2])
     blocks.begin(repaired, int(places[0]))
-    return blocks.attend(query, key, value, SCALING, layer=0, rows=Rows.on("cpu", places))
+    return blocks.attend(
+        query, key, value, ScoreRule(SCALING), layer=0, rows=Rows.on("cpu", places)
+    )
 
 
 def bound(query: torch.Tensor, keys: torch.Tensor) -> float:
@@ -118,7 +120,7 @@ def test_bounds_follow_the_keys():
     repaired = np.array([2, 5, 90, 91, 198])
     whole[1][:, :, repaired] = 3 * torch.randn(1, KV_HEADS, len(repaired), WIDTH)
     everything = attended(layer, whole, repaired)
-    dense = attend(*whole, Rows.on("cpu", np.array([199])), None, SCALING)
+    dense = attend(*whole, Rows.on("cpu", np.array([199])), None, ScoreRule(SCALING))
     assert torch.equal(everything, dense)
     assert torch.equal(attended(layer, whole), attended(BlockAttention(SMALL, 1), whole))
 
@@ -221,11 +223,11 @@ def test_a_call_takes_off_auto_or_settings(make_engine):
 
 def test_score_rules_hold_over_the_blocks_read():
     query, key, value = tensors(90, 1)
-    rule = ScoreRule(softcap=2.0, sinks=torch.randn(HEADS))
+    rule = ScoreRule(SCALING, softcap=2.0, sinks=torch.randn(HEADS))
     places = Rows.on("cpu", np.array([89]))
     settings = replace(SMALL, second_block_count=9, local_window=13)
     blocks = BlockAttention(settings, 1)
     blocks.begin(NONE, 89)
-    ours = blocks.attend(query, key, value, SCALING, layer=0, rows=places, score_rule=rule)
-    dense = attend(query, key, value, places, None, SCALING, score_rule=rule)
+    ours = blocks.attend(query, key, value, rule, layer=0, rows=places)
+    dense = attend(query, key, value, places, None, rule)
     torch.testing.assert_close(ours, dense)

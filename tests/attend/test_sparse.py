@@ -11,6 +11,7 @@ from tiny import UNEVEN, ask
 
 from ragkv import Prefilled, RagKV
 from ragkv.attend.rows import Rows
+from ragkv.attend.score_rule import ScoreRule
 from ragkv.attend.sparse_rows import SparseRows
 from ragkv.errors import ConfigError
 from ragkv.select import Method, Sparse, get_method
@@ -69,7 +70,7 @@ def test_rows_see_exactly_what_is_said(exact, near, share, monkeypatch):
     query = torch.randn(1, 6, len(rows), 8)
     key, value = torch.randn(2, 1, 2, len(PLAN), 8)
     for _ in range(2):  # nothing is left over from one layer in the next
-        out = ours.attend(query, key, value, 8**-0.5, layer=5, rows=Rows.on("cpu", rows))
+        out = ours.attend(query, key, value, ScoreRule(8**-0.5), layer=5, rows=Rows.on("cpu", rows))
         computed = set(rows.tolist())
         for index, row in enumerate(rows.tolist()):
             seen = [j for j in range(len(PLAN)) if sees(row, j, computed, exact, near)]

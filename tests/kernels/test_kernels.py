@@ -14,6 +14,7 @@ from ragkv_kernels import INT8, dispatch
 
 from ragkv.attend.kernels import suits_kernels
 from ragkv.attend.rows import Rows, attend
+from ragkv.attend.score_rule import ScoreRule
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -143,10 +144,10 @@ def test_what_needs_a_gradient_is_left_to_torch(monkeypatch):
     monkeypatch.setattr(ragkv_kernels, "runs_attend", lambda *_: True)
     still = SimpleNamespace(is_cuda=True, requires_grad=False)
     learning = SimpleNamespace(is_cuda=True, requires_grad=True)
-    assert suits_kernels(still, still, still)
-    assert not suits_kernels(still, learning, still)
+    assert suits_kernels(still, still, still, ScoreRule(1.0))
+    assert not suits_kernels(still, learning, still, ScoreRule(1.0))
     with torch.no_grad():
-        assert suits_kernels(still, learning, still)
+        assert suits_kernels(still, learning, still, ScoreRule(1.0))
 
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton")
@@ -174,7 +175,7 @@ def test_passes_on_a_gpu_attend_as_on_a_cpu(window):
     rows = torch.randperm(600)[:200].sort().values
     query = torch.randn(1, 8, 200, 64)
     key, value = torch.randn(2, 1, 2, 600, 64)
-    expected = attend(query, key, value, Rows(rows.numpy(), rows), window, 0.125)
+    expected = attend(query, key, value, Rows(rows.numpy(), rows), window, ScoreRule(0.125))
     on_gpu = [part.cuda() for part in (query, key, value)]
-    ours = attend(*on_gpu, Rows.on("cuda", rows.numpy()), window, 0.125)
+    ours = attend(*on_gpu, Rows.on("cuda", rows.numpy()), window, ScoreRule(0.125))
     torch.testing.assert_close(ours.cpu(), expected, atol=1e-4, rtol=1e-4)

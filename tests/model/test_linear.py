@@ -15,6 +15,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ragkv.attend.rows import Rows, attend
+from ragkv.attend.score_rule import ScoreRule
 from ragkv.model import implementation, linear
 from ragkv.model.implementation import implementation_for, override_implementation
 from ragkv.model.implementation import products as matrix_products
@@ -186,7 +187,7 @@ def test_attention_uses_it_where_that_is_quicker(vectors, count, products_made, 
     places = np.arange(1, 1 + 3 * count, 3)
     query, key = torch.randn(1, 4, count, 8), torch.randn(1, 2, 30, 8)
     with counted() as products:
-        found = attend(query, key, key, Rows.on("cpu", places), None, 1.0)
+        found = attend(query, key, key, Rows.on("cpu", places), None, ScoreRule(1.0))
     assert products.count == products_made
     each = key.repeat_interleave(2, 1)
     for row, place in enumerate(places):

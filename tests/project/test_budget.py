@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 # raises a figure says which user gets what from it.
 CODE = {
     "ragkv/answer": 436,
-    "ragkv/attend": 1305,
+    "ragkv/attend": 1274,
     "ragkv/chunk": 237,
     "ragkv/cli": 1144,
     "ragkv/client": 568,
@@ -43,12 +43,12 @@ CODE = {
     "ragkv/splice": 617,
     "ragkv/store": 3148,
     "ragkv/workers": 110,
-    "benchmarks/ragkv_bench": 4716,
+    "benchmarks/ragkv_bench": 4714,
     "benchmarks/tests": 3071,
     "examples": 547,
     "integrations": 5844,
     "kernels": 2417,
-    "tests": 31331,
+    "tests": 31333,
 }
 LAYOUT = {
     tokenize.COMMENT,

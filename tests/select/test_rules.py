@@ -31,7 +31,8 @@ from ragkv.splice.layout import Origin
 from ragkv.store.version import context_impact
 
 Make = Callable[..., RagKV]
-SINKS = ScoreRule(sinks=torch.tensor([3.0, -1.0, 0.0, 2.0, 1.0, 4.0]))
+SOFTMAX = ScoreRule(0.4)
+SINKS = ScoreRule(0.4, sinks=torch.tensor([3.0, -1.0, 0.0, 2.0, 1.0, 4.0]))
 PROMPT = ask(UNEVEN, "\n\nWhat does it say?")
 FAMILIES = ["llama", "qwen3", "mistral-window", "gemma3", "gemma2", "gpt-oss"]
 """All have four heads over two KV heads; the last two have windows of 48 tokens."""
@@ -196,7 +197,7 @@ def test_attention_sums_go_in_blocks(monkeypatch, window, rows):
     query = torch.randn(1, 6, len(rows), 8, generator=generator)
     key = torch.randn(1, 2, 17, 8, generator=generator)
     member = (torch.rand(17, 3, generator=generator) > 0.5).float()
-    call = LayerCall(0, query, key, key, torch.tensor(list(rows)), window, 0.4)
+    call = LayerCall(0, query, key, key, torch.tensor(list(rows)), window, SOFTMAX)
     paid = np.zeros((len(rows), 17))
     for head in range(6):
         for row, at in enumerate(rows):
@@ -209,37 +210,37 @@ def test_attention_sums_go_in_blocks(monkeypatch, window, rows):
 
 @pytest.mark.usefixtures("each_implementation")
 @pytest.mark.parametrize("window", [None, 5])
-@pytest.mark.parametrize("score_rule", [None, ScoreRule(1.5), SINKS])
+@pytest.mark.parametrize("rule", [SOFTMAX, ScoreRule(0.4, 1.5), SINKS])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_who_asks_for_all_rows_leaves_the_attention_little_to_do(window, dtype, score_rule):
+def test_who_asks_for_all_rows_leaves_the_attention_little_to_do(window, dtype, rule):
     """What the query pays serves the attention itself, too: K is read once."""
     generator = torch.Generator().manual_seed(0)
     query = torch.randn(1, 6, 7, 8, generator=generator).to(dtype)
     key, value = (torch.randn(1, 2, 17, 8, generator=generator).to(dtype) for _ in range(2))
     rows = torch.tensor([2, 3, 7, 8, 9, 11, 15])
-    call = LayerCall(0, query, key, value, rows, window, 0.4, score_rule)
+    call = LayerCall(0, query, key, value, rows, window, rule)
     with pytest.raises(ValueError, match="no observer has computed"):
         call.attended()
     paid = attention_of_query(call, 3)
-    alone = LayerCall(0, query[:, :, 4:], key, value, rows[4:], window, 0.4, score_rule)
+    alone = LayerCall(0, query[:, :, 4:], key, value, rows[4:], window, rule)
     assert torch.equal(paid, attention_of_query(alone, 3))
     wide = query.float(), key.float(), value.float()
-    expected = attend(*wide, Rows(rows.numpy(), rows), window, 0.4, score_rule=score_rule)
+    expected = attend(*wide, Rows(rows.numpy(), rows), window, rule)
     assert call.attended().dtype == dtype
     torch.testing.assert_close(call.attended(), expected.to(dtype), atol=1e-6, rtol=1e-2)
 
 
-@pytest.mark.parametrize("score_rule", [None, SINKS])
+@pytest.mark.parametrize("rule", [SOFTMAX, SINKS])
 @pytest.mark.parametrize("window", [None, 5])
-def test_a_kernel_sees_what_is_seen_without_it(monkeypatch, window, score_rule):
+def test_a_kernel_sees_what_is_seen_without_it(monkeypatch, window, rule):
     """As on a GPU, with the kernels' twins; where a gradient is wanted, there is no kernel."""
     generator = torch.Generator().manual_seed(0)
     query = torch.randn(1, 6, 7, 8, generator=generator)
     key, value = torch.randn(2, 1, 2, 17, 8, generator=generator)
     rows = torch.tensor([2, 3, 7, 8, 9, 11, 15])
-    given = query, key, value, rows, window, 0.4, score_rule
+    given = query, key, value, rows, window, rule
     expected = attention_of_query(LayerCall(0, *given), 3)
-    plain = attend(query, key, value, Rows(rows.numpy(), rows), window, 0.4, score_rule=score_rule)
+    plain = attend(query, key, value, Rows(rows.numpy(), rows), window, rule)
     monkeypatch.setattr("ragkv.attend.observe.suits_kernels", lambda *_: True)
     call = LayerCall(0, *given)
     torch.testing.assert_close(attention_of_query(call, 3), expected, atol=1e-6, rtol=1e-5)

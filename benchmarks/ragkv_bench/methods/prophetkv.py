@@ -56,21 +56,19 @@ def attention_to_context(call: LayerCall, count: int, context: int) -> torch.Ten
     torch.Tensor
         ``[context]`` float32, mean over heads and rows.
     """
-    key, rule = call.key[0, :, :context].float(), call.score_rule
+    key, rule = call.key[0, :, :context].float(), call.rule
     places = torch.arange(context, device=key.device)
     paid = torch.zeros(context, dtype=torch.float32, device=key.device)
     for first in range(len(call.rows) - count, len(call.rows), ROW_BLOCK):
         block = slice(first, first + ROW_BLOCK)
-        query = call.query[0, :, block].float() * call.scaling
+        query = call.query[0, :, block].float() * rule.scaling
         grouped = query.reshape(len(key), -1, query.shape[-1])
         scores = torch.matmul(grouped, key.transpose(1, 2)).view(len(query), -1, context)
-        if rule is not None:
-            scores = rule.capped(scores)
+        scores = rule.capped(scores)
         if call.window is not None:
             hidden = places <= call.rows[block, None] - call.window
             scores = scores.masked_fill(hidden, float("-inf"))
-        weights = torch.softmax(scores, dim=-1) if rule is None else rule.weights(scores)
-        paid += weights.nan_to_num(0.0).sum(dim=(0, 1))
+        paid += rule.weights(scores).nan_to_num(0.0).sum(dim=(0, 1))
     return paid / (len(call.query[0]) * count)
 
 
