@@ -73,7 +73,10 @@ class RagKV:
         Decodes answers elsewhere, such as ``vllm_ragkv.decoder.VllmDecoder``. ``"llama.cpp"``: on
         the CPU by the package ``ragkv-llamacpp``, from the model's GGUF file. None decodes here.
 
-    Raises ModelNotFoundError, UnsupportedModelError, StoreError, ConfigError, OutOfMemoryError.
+    Raises
+    ------
+    RagKVError
+        A ModelNotFoundError, UnsupportedModelError, StoreError, ConfigError or OutOfMemoryError.
     """
 
     def __init__(
@@ -155,7 +158,10 @@ class RagKV:
         show_progress
             Report progress on standard error; None shows a bar in a terminal, and lines elsewhere.
 
-        Raises StoreFullError if the disk or the quota is full, or would be; stored chunks remain.
+        Raises
+        ------
+        StoreFullError
+            The disk or the quota is full, or would be; stored chunks remain.
         """
         setting, chunks = self._configured(overrides), check_texts(texts)
         if self._reuse is None:
