@@ -154,8 +154,9 @@ def _wrapped(
         key = vocabulary, ends
         if key not in known:
             size = max(vocabulary, len(tokenizer))
+            inside = [end for end in ends if end < size]  # without ignore_eos's unused id
             try:
-                known[key] = from_tokenizer(given, n_vocab=size, eos_token=list(ends) or None)
+                known[key] = from_tokenizer(given, n_vocab=size, eos_token=inside or None)
             except ValueError as error:
                 raise ConfigError(
                     f"json_schema needs a fast tokenizer, not {type(tokenizer).__name__}: {error}"
