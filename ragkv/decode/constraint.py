@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from transformers import LogitsProcessor, PreTrainedTokenizerBase
+from tokenizers import Tokenizer
+from tokenizers.decoders import ByteLevel, Sequence
+from transformers import LogitsProcessor, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from ragkv.config.json_schema import grammar_of
 from ragkv.config.json_schema.grammar import matcher_of
@@ -148,7 +150,7 @@ def _wrapped(
     """Return llguidance's form of a tokenizer, cached since making it takes a second."""
     from llguidance.hf import from_tokenizer
 
-    given: Any = tokenizer
+    given: Any = _of_bytes(tokenizer)
     with _lock:
         known = _tokenizers.setdefault(tokenizer, {})
         key = vocabulary, ends
@@ -162,3 +164,21 @@ def _wrapped(
                     f"json_schema needs a fast tokenizer, not {type(tokenizer).__name__}: {error}"
                 ) from error
         return known[key]
+
+
+def _of_bytes(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
+    """Return a tokenizer whose decoder shows llguidance that its tokens are written in bytes.
+
+    transformers loads Llama 3's GGUF files with decoders for both kinds of vocabularies, which
+    llguidance reads as the other kind.
+    """
+    if not tokenizer.is_fast or not isinstance(tokenizer.backend_tokenizer.decoder, Sequence):
+        return tokenizer
+    known = tokenizer.get_vocab()
+    if "\u0120" not in known or "<0x0A>" in known:
+        return tokenizer
+    raw = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
+    raw.decoder = ByteLevel()
+    own: Any = PreTrainedTokenizerFast
+    made: PreTrainedTokenizerBase = own(tokenizer_object=raw, eos_token=tokenizer.eos_token)
+    return made

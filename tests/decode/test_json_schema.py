@@ -8,10 +8,13 @@ from importlib.util import find_spec
 from typing import Any
 
 import pytest
-from tiny import ask, some_chunks
+import torch
+from tiny import ask, some_chunks, tiny_tokenizer
+from tokenizers import decoders
 
 from ragkv import Chat, DecodeConfig
 from ragkv.config import json_schema
+from ragkv.decode.constraint import SchemaConstraint
 from ragkv.errors import ConfigError, MissingDependencyError
 
 CHUNKS = some_chunks(2)
@@ -158,6 +161,22 @@ def test_answers_beside_each_other(make_engine):
     with ThreadPoolExecutor(3) as pool:
         futures = [pool.submit(engine.generate, ask(CHUNKS), **given) for given in calls]
         assert [future.result().token_ids for future in futures] == alone
+
+
+def test_tokens_of_bytes_are_read_as_such():
+    """As transformers loads Llama 3's GGUF files, with decoders of two kinds."""
+    tokenizer = tiny_tokenizer()
+    parts = [decoders.ByteFallback(), decoders.Fuse(), decoders.Replace("\u2581", " ")]
+    parts += [decoders.ByteLevel(), decoders.Strip(" ", 1, 0)]
+    tokenizer.backend_tokenizer.decoder = decoders.Sequence(parts)
+    begun = tokenizer('{"a":')["input_ids"]
+    constraint = SchemaConstraint(
+        {"type": "object"}, tokenizer, vocabulary=len(tokenizer), ends=(), begin=0
+    )
+    scores = constraint(torch.tensor([begun]), torch.zeros(1, len(tokenizer)))
+    allowed = tokenizer.convert_ids_to_tokens((scores[0] == 0).nonzero().flatten().tolist())
+    assert "\u0120" in allowed
+    assert all(token.startswith("\u0120") for token in allowed)
 
 
 @pytest.mark.parametrize(

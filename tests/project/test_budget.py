@@ -27,7 +27,7 @@ CODE = {
     "ragkv/cli": 1144,
     "ragkv/client": 568,
     "ragkv/config": 1073,
-    "ragkv/decode": 773,
+    "ragkv/decode": 787,
     "ragkv/engine": 2188,
     "ragkv/explain": 306,
     "ragkv/history": 634,
@@ -48,7 +48,7 @@ CODE = {
     "examples": 547,
     "integrations": 5844,
     "kernels": 2417,
-    "tests": 31353,
+    "tests": 31369,
 }
 LAYOUT = {
     tokenize.COMMENT,
