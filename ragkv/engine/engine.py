@@ -49,6 +49,8 @@ from ragkv.store import open_store
 class RagKV:
     """A language model that answers from precomputed chunk caches, many threads at once.
 
+    Raises ModelNotFoundError, UnsupportedModelError, StoreError, ConfigError, OutOfMemoryError.
+
     Parameters
     ----------
     model, tokenizer
@@ -72,11 +74,6 @@ class RagKV:
     decoder
         Decodes answers elsewhere, such as ``vllm_ragkv.decoder.VllmDecoder``. ``"llama.cpp"``: on
         the CPU by the package ``ragkv-llamacpp``, from the model's GGUF file. None decodes here.
-
-    Raises
-    ------
-    RagKVError
-        A ModelNotFoundError, UnsupportedModelError, StoreError, ConfigError or OutOfMemoryError.
     """
 
     def __init__(
@@ -143,6 +140,8 @@ class RagKV:
     ) -> PrecomputeReport:
         """Encode the chunks that are not stored yet.
 
+        Raises StoreFullError if the disk or the quota is full, or would be; stored chunks remain.
+
         Parameters
         ----------
         document
@@ -157,11 +156,6 @@ class RagKV:
             prefill's, for three times the ingestion's time and twice the space.
         show_progress
             Report progress on standard error; None shows a bar in a terminal, and lines elsewhere.
-
-        Raises
-        ------
-        StoreFullError
-            The disk or the quota is full, or would be; stored chunks remain.
         """
         setting, chunks = self._configured(overrides), check_texts(texts)
         if self._reuse is None:
