@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 from tiny import ask, some_chunks, tiny_tokenizer
-from tokenizers import decoders
+from tokenizers import Tokenizer, decoders
+from transformers import PreTrainedTokenizerFast
 
 from ragkv import Chat, DecodeConfig
 from ragkv.config import json_schema
@@ -165,10 +166,11 @@ def test_answers_beside_each_other(make_engine):
 
 def test_tokens_of_bytes_are_read_as_such():
     """As transformers loads Llama 3's GGUF files, with decoders of two kinds."""
-    tokenizer = tiny_tokenizer()
+    raw = Tokenizer.from_str(tiny_tokenizer().backend_tokenizer.to_str())
     parts = [decoders.ByteFallback(), decoders.Fuse(), decoders.Replace("\u2581", " ")]
     parts += [decoders.ByteLevel(), decoders.Strip(" ", 1, 0)]
-    tokenizer.backend_tokenizer.decoder = decoders.Sequence(parts)
+    raw.decoder = decoders.Sequence(parts)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=raw)
     begun = tokenizer('{"a":')["input_ids"]
     constraint = SchemaConstraint(
         {"type": "object"}, tokenizer, vocabulary=len(tokenizer), ends=(), begin=0
