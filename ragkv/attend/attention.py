@@ -26,7 +26,7 @@ from ragkv.attend.score_rule import ScoreRule
 from ragkv.errors import UnsupportedModelError
 from ragkv.model.architecture import backbone_of
 from ragkv.model.calls import require_used
-from ragkv.model.memory import is_out_of_memory
+from ragkv.model.memory import TOGETHER, TOGETHER_CPU, is_out_of_memory
 from ragkv.splice.buffer import SplicedCache
 
 if TYPE_CHECKING:
@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from ragkv.attend.blocks import BlockAttention
     from ragkv.attend.sparse_rows import SparseRows
 
-PIECE, PIECE_CPU = 8192, 1024
-"""Rows of a pass whose feed-forward is computed together."""
 _ATTENDED = "layers that called ragkv's attention"
 _UNKNOWN_ARGUMENTS = ("sinks", "block_indices", "position_bias")
 """Arguments that change an attention's scores, which passes do not support."""
@@ -248,7 +246,7 @@ def feed_forward_in_pieces(model: PreTrainedModel, one: Pass) -> Iterator[None]:
     Its intermediate results are several times as wide as a row. Other calls are unchanged, in other
     threads and in this one.
     """
-    size = PIECE_CPU if one.rows.positions.device.type == "cpu" else PIECE
+    size = TOGETHER_CPU if one.rows.positions.device.type == "cpu" else TOGETHER
     if len(one.rows) <= size:
         yield
         return

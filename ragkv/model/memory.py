@@ -25,7 +25,7 @@ _CONTAINER_LIMITS = (
     Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
 )
 """Files of versions 2 and 1 of Linux's control groups; ``max`` is no limit."""
-_TOGETHER, _TOGETHER_CPU = 8192, 1024
+TOGETHER, TOGETHER_CPU = 8192, 1024
 """Most rows of a prompt whose feed-forward is computed together."""
 _MASKED = 1024
 """Rows of a pass that attend under one mask."""
@@ -101,7 +101,7 @@ def pass_bytes(loaded: ReusableModel, tokens: int) -> int:
     shape, hidden = loaded.architecture, int(config.hidden_size)
     heads = int(getattr(config, "num_attention_heads", shape.kv_heads)) * shape.head_dim
     wide = int(getattr(config, "intermediate_size", None) or 4 * hidden)
-    together = min(tokens, _TOGETHER_CPU if loaded.device.type == "cpu" else _TOGETHER)
+    together = min(tokens, TOGETHER_CPU if loaded.device.type == "cpu" else TOGETHER)
     values = tokens * (6 * hidden + 3 * heads) + together * 3 * wide
     values += 2 * min(tokens, _MASKED) * tokens + 2 * tokens * heads
     return values * loaded.dtype.itemsize + 8 * int(config.vocab_size)

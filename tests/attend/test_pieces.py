@@ -31,7 +31,7 @@ def test_pieces_compute_what_the_whole_does(make_engine, family, ratio, monkeypa
     kv, chunks = make_engine(family), some_chunks(3)
     kv.precompute(chunks)
     whole = kv.prefill(ask(chunks), recompute_ratio=ratio)
-    monkeypatch.setattr(attention, "PIECE_CPU", 16)
+    monkeypatch.setattr(attention, "TOGETHER_CPU", 16)
     pieces = kv.prefill(ask(chunks), recompute_ratio=ratio)
     assert pieces.report.tokens.recomputed == whole.report.tokens.recomputed > 32
     torch.testing.assert_close(pieces.logits, whole.logits, rtol=1e-4, atol=5e-5)
@@ -60,7 +60,7 @@ def test_no_more_rows_are_computed_together(make_engine, monkeypatch):
     """In this thread's pass: an ordinary call beside it has all of its rows."""
     kv, chunks = make_engine(), some_chunks(3)
     kv.precompute(chunks)
-    monkeypatch.setattr(attention, "PIECE_CPU", 16)
+    monkeypatch.setattr(attention, "TOGETHER_CPU", 16)
     seen, hooks = widths(kv)
     beside: list[int] = []
 
@@ -86,7 +86,7 @@ def test_choices_of_a_router_are_not_split(make_engine, monkeypatch):
     kv, chunks = make_engine(), some_chunks(3)
     kv.precompute(chunks)
     whole = kv.prefill(ask(chunks), recompute_ratio=1.0)
-    monkeypatch.setattr(attention, "PIECE_CPU", 16)
+    monkeypatch.setattr(attention, "TOGETHER_CPU", 16)
     layer: Any = backbone_of(kv.loaded.model).layers[0]
     own, taken = type(layer.mlp).forward, list[int]()
 
