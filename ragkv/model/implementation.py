@@ -1,14 +1,16 @@
 """The choice of implementation, made only here: a GPU kernel, oneDNN, or torch.
 
-A pass has few rows, for which torch's choice on AMD's processors, MKL, spends much of its time
-packing the weights. oneDNN, also part of torch, reads the weights in place: 1.1 times as fast for
-hundreds of rows, up to 1.4 times for fewer; with weights packed once, up to 1.7 times as fast again
-for 4 to 32 rows. docs/log.md has the measurements. Other processors have not been measured, and
-keep torch's choice.
+A pass has few rows, for which torch's choice, MKL, spends much of its time packing the weights.
+oneDNN, also part of torch, reads the weights in place. On AMD's processors it is 1.1 times as fast
+for hundreds of rows, up to 1.4 times for fewer; with weights packed once, up to 1.7 times as fast
+again for 4 to 32 rows. On Intel's it is 1.1 to 4.2 times as fast for 4 to 32 rows, and slower for
+one row and for hundreds. docs/log.md has the measurements. Other processors have not been measured,
+and keep torch's choice.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -21,6 +23,8 @@ Operation = Literal["linear", "quantised", "product", "attention"]
 
 _FEWEST_ROWS = 16
 """Fewer rows of an attention's group are faster by torch, with all groups in one product."""
+_THIN = range(2, 64)
+"""Numbers of rows for which oneDNN is faster than MKL on Intel's processors, too."""
 _PACKED_FOR = 16
 """Rows that weights are packed for; 1 to 800 rows are as fast as with their own packing."""
 
@@ -123,8 +127,10 @@ def _runs_onednn(operation: Operation, rows: torch.Tensor) -> bool:
         return False
     if _override == "onednn":
         return True
-    if not is_faster_by_onednn():
-        return False
+    maker = _maker_with_mkl()
+    if maker != "AMD":
+        is_thin = rows.numel() // rows.shape[-1] in _THIN
+        return maker == "Intel" and operation == "linear" and is_thin
     if operation == "attention":  # faster only with AVX-512
         return bool(_backends.cpu.get_cpu_capability() == "AVX512")
     return operation == "linear" or rows.shape[-2] >= _FEWEST_ROWS
@@ -161,10 +167,11 @@ def has_int4_products() -> bool:
 
 
 @cache
-def is_faster_by_onednn() -> bool:
-    """Whether oneDNN is known to be faster than torch's choice: on AMD's processors, over MKL."""
+def _maker_with_mkl() -> str:
+    """Return the processor's maker, as its name begins, if torch multiplies by MKL; else ""."""
     capabilities: dict[str, object] = getattr(torch.cpu, "get_capabilities", dict)()
-    return str(capabilities.get("cpu_name", "")).startswith("AMD") and _backends.mkl.is_available()
+    name = re.split(r"\W", str(capabilities.get("cpu_name", "")), maxsplit=1)[0]
+    return name if _backends.mkl.is_available() else ""
 
 
 def _onednn() -> Any:
