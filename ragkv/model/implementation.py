@@ -10,7 +10,6 @@ and keep torch's choice.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -127,13 +126,13 @@ def _runs_onednn(operation: Operation, rows: torch.Tensor) -> bool:
         return False
     if _override == "onednn":
         return True
-    maker = _maker_with_mkl()
-    if maker != "AMD":
+    is_faster = _multiplies_by_mkl("AMD")
+    if operation == "linear":
         is_thin = rows.numel() // rows.shape[-1] in _THIN
-        return maker == "Intel" and operation == "linear" and is_thin
-    if operation == "attention":  # faster only with AVX-512
-        return bool(_backends.cpu.get_cpu_capability() == "AVX512")
-    return operation == "linear" or rows.shape[-2] >= _FEWEST_ROWS
+        return is_faster or (is_thin and _multiplies_by_mkl("Intel"))
+    if operation == "attention":
+        return is_faster and _backends.cpu.get_cpu_capability() == "AVX512"
+    return is_faster and rows.shape[-2] >= _FEWEST_ROWS
 
 
 def _is_plain(rows: torch.Tensor) -> bool:
@@ -154,8 +153,7 @@ def has_bfloat16_products() -> bool:
 
 @cache
 def _has_bfloat16_instructions() -> bool:
-    capabilities: dict[str, object] = getattr(torch.cpu, "get_capabilities", dict)()
-    return bool(capabilities.get("avx512_bf16") or capabilities.get("amx_bf16"))
+    return bool(_capability("avx512_bf16") or _capability("amx_bf16"))
 
 
 @cache
@@ -167,11 +165,15 @@ def has_int4_products() -> bool:
 
 
 @cache
-def _maker_with_mkl() -> str:
-    """Return the processor's maker, as its name begins, if torch multiplies by MKL; else ""."""
-    capabilities: dict[str, object] = getattr(torch.cpu, "get_capabilities", dict)()
-    name = re.split(r"\W", str(capabilities.get("cpu_name", "")), maxsplit=1)[0]
-    return name if _backends.mkl.is_available() else ""
+def _multiplies_by_mkl(maker: str) -> bool:
+    """Whether torch multiplies by MKL, and the processor's name begins with its maker's."""
+    return str(_capability("cpu_name")).startswith(maker) and _backends.mkl.is_available()
+
+
+def _capability(name: str) -> object:
+    """Return a property of the processor; None if torch does not know it."""
+    capabilities: Any = getattr(torch.cpu, "get_capabilities", dict)
+    return capabilities().get(name)
 
 
 def _onednn() -> Any:
