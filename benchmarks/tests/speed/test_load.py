@@ -6,15 +6,18 @@ import asyncio
 import json
 
 import pytest
+from listening import listening
 from stub_endpoint import Reply, end, piece, stub_endpoint, usage, whole
+from tiny import some_chunks, tiny_model, tiny_tokenizer
 from typer.testing import CliRunner
 
+from ragkv import RagKV
 from ragkv.cli.main import app
 from ragkv_bench.speed.load.client import ServedAnswer, open_client
 from ragkv_bench.speed.load.endpoint import Endpoint
 from ragkv_bench.speed.load.result import load_table, rows_of
 from ragkv_bench.speed.load.run import bench_serve, run_load
-from ragkv_bench.speed.load.workload import Dialogue, Workload
+from ragkv_bench.speed.load.workload import Dialogue, SourceDocument, Workload
 
 ENDPOINT = Endpoint("m", {})
 
@@ -117,9 +120,24 @@ def ours(path: str, body: dict) -> Reply:
     if path == "/v1/models":
         return Reply([b'{"data": [{"id": "m"}]}'])
     if path == "/v1/chunks":
-        return Reply([b'{"id": "j", "status": "done"}'])
+        return Reply([b'{"report": {}}'])
     last = {**usage(100, 1, 40), "ragkv": {"tokens": {"reused": 40, "fresh": 60}}}
     return Reply([piece("x"), end(), last, "[DONE]"])
+
+
+async def test_ragkvs_own_server():
+    chunks = tuple(some_chunks(3))
+    what = Workload(
+        (SourceDocument("d", chunks, ("why?",)),),
+        tuple(Dialogue(("d",), chunks, (f"why {number}?",)) for number in range(3)),
+    )
+    with RagKV(tiny_model("llama"), tiny_tokenizer(), store=":memory:") as kv, listening(kv) as url:
+        found = await bench_serve(url, what, clients=2, warm_up=1, answer_tokens=4)
+        assert all(map(kv.contains, chunks))
+    assert found["precompute_s"] > 0
+    assert found["rows"][0]["requests"] == 2
+    assert found["rows"][0]["errors"] == 0
+    assert found["rows"][0]["sources"]["reused"] > 0
 
 
 async def test_a_benchmark_warms_up_and_precomputes(tmp_path):

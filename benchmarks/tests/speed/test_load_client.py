@@ -137,20 +137,17 @@ async def test_the_probe_refuses_what_answers_nothing():
             await probe(nobody)
 
 
-async def test_chunks_are_posted_and_waited_for():
-    def job(status: str) -> Reply:
-        return Reply([f'{{"id": "j", "status": "{status}"}}'.encode()])
-
-    replies = iter([*map(job, ("running", "running", "done", "failed")), Reply(status=404)])
+async def test_chunks_are_posted():
+    replies = iter([Reply([b"{}"]), Reply([b"full"], status=507), Reply(status=404)])
     document = SourceDocument("d", ("a", "b"), ("why?",))
     async with (
         stub_endpoint(lambda *_: next(replies)) as stub,
         open_client(stub.url, timeout_s=9) as client,
     ):
         assert await precompute(client, [document]) > 0
-        assert stub.paths == ["/v1/chunks", "/v1/chunks/j", "/v1/chunks/j"]
+        assert stub.paths == ["/v1/chunks"]
         assert stub.bodies[0] == {"texts": ["a", "b"], "document": "d"}
-        with pytest.raises(PeerError, match="d was not precomputed"):
+        with pytest.raises(PeerError, match="d was not precomputed: full"):
             await precompute(client, [document])
         assert await precompute(client, [document, document]) is None  # where there are no chunks
 

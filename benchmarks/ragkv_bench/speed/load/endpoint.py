@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,7 +21,6 @@ _FIELDS: dict[str, Any] = {
     "ignore_eos": True,
     "ragkv": {"report": True},
 }
-_POLL_S = 0.2
 _MISSING = {HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED, HTTPStatus.NOT_IMPLEMENTED}
 
 
@@ -86,10 +84,10 @@ async def _only_model(client: httpx.AsyncClient) -> str:
 async def precompute(
     client: httpx.AsyncClient, documents: Sequence[SourceDocument]
 ) -> float | None:
-    """Post each document's chunks to ``/v1/chunks`` and wait until all are there.
+    """Post each document's chunks to ``/v1/chunks``.
 
     Returns the seconds that it took; None where the endpoint has no such path. Raises PeerError
-    where it refuses chunks or loses them.
+    where it refuses chunks.
     """
     started = time.perf_counter()
     for document in documents:
@@ -97,10 +95,7 @@ async def precompute(
         response = await _send(client, "POST", "/v1/chunks", json=body)
         if response.status_code in _MISSING:
             return None
-        while response.is_success and response.json()["status"] == "running":
-            await asyncio.sleep(_POLL_S)
-            response = await _send(client, "GET", f"/v1/chunks/{response.json()['id']}")
-        if not response.is_success or response.json()["status"] != "done":
+        if not response.is_success:
             raise PeerError(f"{document.name} was not precomputed: {response.text[:300]}")
     return time.perf_counter() - started
 
