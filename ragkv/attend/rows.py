@@ -177,12 +177,9 @@ def attend_under(
         # as rows of their KV head, a group's heads read its keys once
         group = query.shape[1] // key.shape[1]
         rows = query.reshape(len(query), key.shape[1], -1, query.shape[-1])
+        whole = functional.pad(mask, (plain, 0)).repeat(group, 1) if mask.shape[1] else None
         return functional.scaled_dot_product_attention(
-            rows,
-            key,
-            value,
-            attn_mask=functional.pad(mask, (plain, 0)).repeat(group, 1),
-            scale=rule.scaling,
+            rows, key, value, attn_mask=whole, scale=rule.scaling
         ).view(query.shape)
     grouped = (query[0] * rule.scaling).reshape(len(key[0]), -1, query.shape[-1])
     out: list[torch.Tensor] = []

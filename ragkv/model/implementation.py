@@ -4,7 +4,7 @@ A pass has few rows, for which torch's choice, MKL, spends much of its time pack
 oneDNN, also part of torch, reads the weights in place. On AMD's processors it is 1.1 times as fast
 for hundreds of rows, up to 1.4 times for fewer; with weights packed once, up to 1.7 times as fast
 again for 4 to 32 rows. On Intel's it is 1.1 to 4.2 times as fast for 4 to 32 rows, and slower for
-one row and for hundreds. docs/log.md has the measurements. Other processors have not been measured,
+fewer and for hundreds. docs/log.md has the measurements. Other processors have not been measured,
 and keep torch's choice.
 """
 
@@ -22,7 +22,7 @@ Operation = Literal["linear", "quantised", "product", "attention"]
 
 _FEWEST_ROWS = 16
 """Fewer rows of an attention's group are faster by torch, with all groups in one product."""
-_THIN = range(2, 64)
+_THIN = range(4, 64)
 """Numbers of rows for which oneDNN is faster than MKL on Intel's processors, too."""
 _PACKED_FOR = 16
 """Rows that weights are packed for; 1 to 800 rows are as fast as with their own packing."""
