@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 # raises a figure says which user gets what from it.
 CODE = {
     "ragkv/answer": 436,
-    "ragkv/attend": 1273,
+    "ragkv/attend": 1270,
     "ragkv/chunk": 237,
     "ragkv/cli": 1144,
     "ragkv/client": 568,
@@ -48,7 +48,7 @@ CODE = {
     "examples": 547,
     "integrations": 5844,
     "kernels": 2417,
-    "tests": 31374,
+    "tests": 31379,
 }
 LAYOUT = {
     tokenize.COMMENT,
