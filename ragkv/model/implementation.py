@@ -126,11 +126,11 @@ def _runs_onednn(operation: Operation, rows: torch.Tensor) -> bool:
         return False
     if _override == "onednn":
         return True
-    is_faster = _multiplies_by_mkl("AMD")
+    is_faster = _runs_mkl_on("AMD")
     if operation == "linear":
         is_thin = rows.numel() // rows.shape[-1] in _THIN
-        return is_faster or (is_thin and _multiplies_by_mkl("Intel"))
-    if operation == "attention":
+        return is_faster or (is_thin and _runs_mkl_on("Intel"))
+    if operation == "attention":  # faster only with AVX-512
         return is_faster and _backends.cpu.get_cpu_capability() == "AVX512"
     return is_faster and rows.shape[-2] >= _FEWEST_ROWS
 
@@ -165,8 +165,8 @@ def has_int4_products() -> bool:
 
 
 @cache
-def _multiplies_by_mkl(maker: str) -> bool:
-    """Whether torch multiplies by MKL, and the processor's name begins with its maker's."""
+def _runs_mkl_on(maker: str) -> bool:
+    """Whether torch multiplies by MKL, on a processor of this maker."""
     return str(_capability("cpu_name")).startswith(maker) and _backends.mkl.is_available()
 
 

@@ -34,9 +34,9 @@ def processor(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
     """The processor's properties, changed by tests: one by AMD."""
     found = {"cpu_name": "AMD EPYC"}
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: found)
-    implementation._multiplies_by_mkl.cache_clear()
+    implementation._runs_mkl_on.cache_clear()
     yield found
-    implementation._multiplies_by_mkl.cache_clear()
+    implementation._runs_mkl_on.cache_clear()
 
 
 @pytest.mark.parametrize("name", ["Intel(R) Xeon(R)", "Intel Xeon 2.80GHz", "Unknown", ""])
@@ -45,7 +45,7 @@ def test_on_other_processors_onednn_takes_at_most_thin_rows(name, processor):
     with torch.no_grad():
         assert implementation_for("linear", rows) == "onednn"
         processor["cpu_name"] = name
-        implementation._multiplies_by_mkl.cache_clear()
+        implementation._runs_mkl_on.cache_clear()
         found = [implementation_for("linear", rows[:count]) for count in (3, 4, 63, 64)]
         assert found == ["torch", thin, thin, "torch"]
         assert implementation_for("product", rows[None, :32]) == "torch"
@@ -58,7 +58,7 @@ def test_an_override_decides_for_any_processor(processor):
         assert implementation_for("linear", rows) == "torch"
         with override_implementation("onednn"):
             processor.clear()
-            implementation._multiplies_by_mkl.cache_clear()
+            implementation._runs_mkl_on.cache_clear()
             assert implementation_for("attention", rows) == "onednn"
             assert implementation_for("attention", rows.double()) == "torch"
         assert implementation_for("linear", rows) == "torch"
