@@ -135,18 +135,22 @@ def attend(
         tensors = query[0], key[0], value[0], rows.positions
         out, _ = attend_by_kernel(*tensors, window=window, rule=rule)
         return out[None]
-    out = torch.empty_like(query)
     if rule.is_softmax and query.device.type != "cpu":
         # with a mask, torch's fast paths have no grouped heads
         key, value = (_each_head(part, query.shape[1]) for part in (key, value))
-    for block in reversed(rows.blocks(window, query.dtype)):  # each fits the freed memory
-        out[:, :, block.first : block.last] = attend_under(
+    blocks = rows.blocks(window, query.dtype)
+    out = torch.empty_like(query) if len(blocks) > 1 else query
+    for block in reversed(blocks):  # each fits the freed memory
+        part = attend_under(
             block.mask,
             query[:, :, block.first : block.last],
             key[:, :, block.low : block.high],
             value[:, :, block.low : block.high],
             rule,
         )
+        if len(blocks) == 1:
+            return part
+        out[:, :, block.first : block.last] = part
     return out
 
 

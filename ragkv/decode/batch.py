@@ -231,7 +231,7 @@ def _compatible(answers: Sequence[_Answer]) -> list[list[_Answer]]:
     return list(groups.values())
 
 
-@torch.no_grad()
+@torch.inference_mode()  # a twentieth of a step's time on a CPU
 def _compute(answers: Sequence[_Answer]) -> list[torch.Tensor]:
     """Return each step's logits, ``[keep, vocab]`` float32."""
     loaded, subsets = answers[0].loaded, [answer.subset for answer in answers]

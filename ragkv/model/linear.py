@@ -113,13 +113,20 @@ class _Patches:
 
     def together(self, layers: Sequence[nn.Linear]) -> Forward:
         """Return the function for a joint product of few rows with several layers of one input."""
+
+        def each(rows: torch.Tensor) -> torch.Tensor:
+            return torch.cat([layer.forward(rows) for layer in layers], dim=-1)
+
         biases = [layer.bias.detach() for layer in layers if layer.bias is not None]
-        if all(layer in self.quantised for layer in layers) and len(biases) in (0, len(layers)):
-            weight = QuantisedWeight(torch.cat([layer.weight.detach() for layer in layers]))
-            if weight.int4 is not None:
-                del weight.weight
-                return partial(weight.few, bias=torch.cat(biases) if biases else None)
-        return lambda rows: torch.cat([layer.forward(rows) for layer in layers], dim=-1)
+        if any(layer not in self.quantised for layer in layers) or 0 < len(biases) < len(layers):
+            return each
+        few = QuantisedWeight(torch.cat([layer.weight.detach() for layer in layers])).few
+        if few is None:
+            return each
+        bias = torch.cat(biases) if biases else None
+        return lambda rows: (
+            few.product(rows, bias) if rows.shape[0] <= few.most_rows else each(rows)
+        )
 
     def _product(self, layer: nn.Linear, rows: torch.Tensor) -> torch.Tensor:
         if self.packed is None or layer in self.quantised:

@@ -3,14 +3,17 @@
 transformers loads a GGUF file's weights as float32, though neighbours are on a grid of few levels.
 Steps of few rows are bound by reading the weights: 4-bit weights are packed again, to a sixth of
 the bytes. Passes of many rows are bound by the products: bfloat16 ones take half the time on
-processors that have them. Inputs, outputs, scales, and bfloat16 weights are rounded to 8 bits; sums
-are float32. docs/log.md has the measurements.
+processors that have them. On others, weights of 5 to 8 bits are packed for steps to a third of the
+bytes: a level is the sum of two levels of 4 bits. Inputs, outputs, scales, and bfloat16 weights are
+rounded to 8 bits; sums are float32. docs/log.md has the measurements.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch.nn import functional
@@ -30,17 +33,54 @@ _FEWEST_ROWS = 4
 """With bfloat16 weights, fewer rows take longer than this number."""
 _OFF_GRID = 1 / 16
 """Largest distance of a weight from its grid, in levels: scales are rounded."""
-_PACKED_ROWS = 16
-"""Number of outputs that are packed together."""
+_PACKED_ROWS, _PACKED_TOGETHER = 16, 64
+"""Divisor of the outputs that torch packs, and the number that it packs together."""
 _LEAST_GROUP = 16
 """Neighbours that share a grid of more than 16 levels."""
-_BLOCK = 1 << 16
-"""Groups processed together, which fit a processor's cache."""
+_BLOCK = 1 << 20
+"""Numbers of a weight that are packed at a time, to fit a processor's cache."""
 _SAMPLED = 32
 """Number of groups of a weight that decide whether it is quantised."""
 
 _aten: Any = torch.ops.aten
 _int4_product: Any = getattr(_aten, "_weight_int4pack_mm_for_cpu", None)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FewBits:
+    """A weight ``[out, in]`` on a grid, in levels of 4 bits.
+
+    Attributes
+    ----------
+    levels
+        As torch packs ``[out, parts * in]``.
+    scales
+        bfloat16 ``[parts * in / 32, out, 2]``: step, and value of level 8.
+    parts
+        1; or 2, with the high and the low halves of levels of 8 bits beside one another.
+    """
+
+    levels: torch.Tensor
+    scales: torch.Tensor
+    parts: int
+
+    @property
+    def most_rows(self) -> int:
+        """Most rows for which no other product is faster."""
+        return INT4_ROWS // self.parts
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that a product reads."""
+        return self.levels.nbytes + self.scales.nbytes
+
+    def product(self, rows: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """Return ``rows @ weight^T + bias``, ``[n, out]`` float32 from ``[n, in]``."""
+        narrow = rows.bfloat16()
+        if self.parts > 1:
+            narrow = narrow.repeat(1, self.parts)
+        out: torch.Tensor = _int4_product(narrow, self.levels, _GROUP, self.scales)
+        return out.float() if bias is None else out + bias  # float32, like bias
 
 
 class QuantisedWeight:
@@ -55,21 +95,15 @@ class QuantisedWeight:
         None if float32 is faster on this processor.
         """
         count = rows.numel() // rows.shape[-1]
-        flat, int4 = rows.reshape(count, -1), self.int4 if count <= INT4_ROWS else None
-        if int4 is not None:
-            return self.few(flat, bias).view(*rows.shape[:-1], -1)
+        flat, few = rows.reshape(count, -1), self.few if count <= INT4_ROWS else None
+        if few is not None and count <= few.most_rows:
+            return few.product(flat, bias).view(*rows.shape[:-1], -1)
         if not has_bfloat16_products():
             return None
         flat = functional.pad(flat.bfloat16(), (0, 0, 0, max(0, _FEWEST_ROWS - count)))
         out = onednn_linear(flat, self._bfloat16)[:count]
-        product = out.float() if bias is None else out + bias  # float32, like bias
+        product = out.float() if bias is None else out + bias
         return product.view(*rows.shape[:-1], -1)
-
-    def few(self, rows: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        """Return :meth:`product` for at most 8 rows ``[n, in]``; needs :attr:`int4`."""
-        levels, scales = self.int4  # type: ignore[misc]
-        out: torch.Tensor = _int4_product(rows.bfloat16(), levels, _GROUP, scales)
-        return out.float() if bias is None else out + bias
 
     @cached_property
     def _bfloat16(self) -> torch.Tensor:
@@ -77,16 +111,55 @@ class QuantisedWeight:
         return packed_weight(self.weight.bfloat16())
 
     @cached_property
-    def int4(self) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """Levels, packed, and scales ``[in / 32, out, 2]``; None for other grids."""
-        packs = has_int4_products() and len(self.weight) % _PACKED_ROWS == 0
-        grid = _four_bits(self.weight) if packs else None
-        if grid is None:
+    def few(self) -> FewBits | None:
+        """The weight in levels of 4 bits; None for other grids."""
+        if not has_int4_products() or len(self.weight) % _PACKED_ROWS:
             return None
-        levels, low, step = grid
-        scales = torch.stack([step, low + 8 * step], dim=-1).transpose(0, 1).bfloat16()
-        packed = _aten._convert_weight_to_int4pack_for_cpu(levels, 1)  # noqa: SLF001
-        return packed, scales.contiguous()
+        few = _few_bits(self.weight, 4)
+        # against bfloat16 products, more bits pay only after hundreds of steps
+        return _few_bits(self.weight, 8) if few is None and not has_bfloat16_products() else few
+
+
+def _few_bits(weight: torch.Tensor, bits: Literal[4, 8]) -> FewBits | None:
+    """Return a weight on grids of so many bits, or None."""
+    if not _on_grids(weight, _GROUP, 1 << bits):
+        return None
+    groups = weight.reshape(-1, _GROUP)
+    sample = groups[:: -(-len(groups) // _SAMPLED)]
+    grids = sorted(_GRIDS[bits], key=lambda grid: -int(grid.levels(sample)[-1].sum()))
+    size = -(-_BLOCK // (weight.shape[1] * _PACKED_TOGETHER)) * _PACKED_TOGETHER
+    packed, scales = [], []
+    for some in torch.split(weight, size):
+        found = _levels(some, grids)
+        if found is None:
+            return None
+        levels, middle, step = _middle(*found) if bits == 4 else _halves(*found)
+        packed.append(_aten._convert_weight_to_int4pack_for_cpu(levels.int(), 1))  # noqa: SLF001
+        scales.append(torch.stack([step, middle], dim=-1).transpose(0, 1).bfloat16())
+    return FewBits(torch.cat(packed), torch.cat(scales, dim=1), bits // 4)
+
+
+def _middle(
+    levels: torch.Tensor, low: torch.Tensor, step: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return levels of 4 bits, the values of level 8, and the step."""
+    return levels, low + 8 * step, step
+
+
+def _halves(
+    levels: torch.Tensor, low: torch.Tensor, step: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return the high and the low 4 bits of levels beside one another, as :func:`_middle` does.
+
+    Levels are moved so that level 128 is nearly 0: rounding the value of level 8 loses little.
+    """
+    groups = levels.view(*low.shape, _GROUP)
+    zero = (low / step.clamp_min(torch.finfo().tiny)).round() + 128
+    moved = zero.clamp(min=0).minimum(255 - groups.amax(2))
+    levels = (groups + moved.to(torch.uint8)[..., None]).view_as(levels)
+    middle = low + (128 - moved) * step
+    halves = torch.cat([levels >> 4, levels & 15], dim=1)
+    return halves, torch.cat([middle, 8 * step], dim=1), torch.cat([16 * step, step], dim=1)
 
 
 def is_quantised(weight: torch.Tensor) -> bool:
@@ -105,38 +178,53 @@ def _on_grids(weight: torch.Tensor, group: int, levels: int) -> bool:
     return bool((off.amin(0) < _OFF_GRID).all() and (high > low).any())
 
 
-def _four_bits(
-    weight: torch.Tensor,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None:
-    """Return ``levels, low, step`` of a weight ``levels * step + low``.
+class _Grid(NamedTuple):
+    """Grids that some groups are on.
 
-    ``levels`` are int32 0 to 15 ``[out, in]``, the others ``[out, in / 32]``. None unless every 32
-    neighbours are on a grid of at most 16 levels, from their smallest to their largest.
+    ``most`` is the level of the greatest number, where the smallest has level 0; or, if ``signed``,
+    the level of the largest number, where 0 has level 0.
     """
-    if not _on_grids(weight, _GROUP, 16):
-        return None
-    grids = []
-    for groups in torch.split(weight.reshape(-1, _GROUP), _BLOCK):
-        low, high = groups.aminmax(dim=1)
-        step = (high - low) / 15
-        levels, fits = _levels(groups, low, step)
-        for most in range(14, 0, -1):
-            left = (~fits).nonzero()[:, 0]
-            if not len(left):
-                break
-            step[left] = (high[left] - low[left]) / most
-            levels[left], fits[left] = _levels(groups[left], low[left], step[left])
-        if not fits.all():
-            return None
-        grids.append((levels, low, step))
-    levels, low, step = (torch.cat(parts) for parts in zip(*grids, strict=True))
-    return levels.view_as(weight), low.view(len(weight), -1), step.view(len(weight), -1)
+
+    most: int
+    signed: bool = False
+
+    def levels(
+        self, groups: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return levels above the smallest number; that number; step; which groups are on a grid.
+
+        ``groups`` and levels, uint8, are ``[groups, 32]``, the others ``[groups]``.
+        """
+        low, high = groups.amin(1), groups.amax(1)  # torch's aminmax takes five times as long
+        step = (torch.maximum(high, -low) if self.signed else high - low) / self.most
+        exact = (groups - low[:, None]).div_(step.clamp_min(torch.finfo().tiny)[:, None])
+        nearest = exact.round()
+        off = exact.sub_(nearest).abs_().amax(1)
+        return nearest.to(torch.uint8), low, step, off < _OFF_GRID
+
+
+_GRIDS = {
+    4: [_Grid(most) for most in range(15, 0, -1)],
+    8: [_Grid(127, True), _Grid(16, True), *(_Grid(most) for most in range(31, 0, -1))],
+}
+"""Grids by the bits of their levels; type Q8_0's and Q5_0's are signed."""
 
 
 def _levels(
-    groups: torch.Tensor, low: torch.Tensor, step: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the nearest levels int32 ``[groups, 32]``, and which groups are on them."""
-    exact = (groups - low[:, None]) / step.clamp_min(torch.finfo().tiny)[:, None]
-    nearest = exact.round()
-    return nearest.int(), exact.sub_(nearest).abs_().amax(1) < _OFF_GRID
+    weight: torch.Tensor, grids: Sequence[_Grid]
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None:
+    """Return ``levels, low, step`` of a weight ``levels * step + low``.
+
+    ``levels`` are uint8 ``[out, in]``, the others ``[out, in / 32]``. None unless every 32
+    neighbours are on one of the grids.
+    """
+    groups = weight.reshape(-1, _GROUP)
+    levels, low, step, fits = grids[0].levels(groups)
+    for grid in grids[1:]:
+        left = (~fits).nonzero()[:, 0]
+        if not len(left):
+            break
+        levels[left], low[left], step[left], fits[left] = grid.levels(groups[left])
+    if not fits.all():
+        return None
+    return levels.view_as(weight), low.view(len(weight), -1), step.view(len(weight), -1)

@@ -25,24 +25,29 @@ def step_forward(patches: Any, layer: Any) -> Forward:
     index, head_dim = attention.layer_idx, attention.head_dim
     projections = [attention.q_proj, attention.k_proj, attention.v_proj]
     counts = [part.out_features // head_dim for part in projections]
-    norms = [getattr(attention, name) for name in ("q_norm", "k_norm") if hasattr(attention, name)]
+    names = "q_norm", "k_norm"
+    head_norms = [getattr(attention, name) for name in names if hasattr(attention, name)]
 
     @cache
-    def products() -> list[Forward]:
-        """Return the joint products of q, k and v; of o; of gate and up; of down."""
+    def parts() -> list[Forward]:
+        """Return a norm; the joint products of q, k and v; of o; a norm; gate and up; down."""
         groups = projections, [attention.o_proj], [mlp.gate_proj, mlp.up_proj], [mlp.down_proj]
-        return [patches.together(group) for group in groups]
+        qkv, out, gate_up, down = (patches.together(group) for group in groups)
+        before, after = _Norm(layer.input_layernorm), _Norm(layer.post_attention_layernorm)
+        return [before, qkv, out, after, gate_up, down]
 
     def forward(hidden: torch.Tensor, **given: Any) -> Any:
-        one, rows = given.get("ragkv_pass"), hidden[0]
-        few = len(rows) <= INT4_ROWS and threading.get_ident() in patches.threads
+        one, count = given.get("ragkv_pass"), hidden.shape[1]
+        few = count <= INT4_ROWS and threading.get_ident() in patches.threads
         if one is None or not few or implementation_for("quantised", hidden) != "rounded":
             return type(layer).forward(layer, hidden, **given)
-        qkv, out, gate_up, down = products()
-        fresh = qkv(_normed(rows, layer.input_layernorm))
-        fresh = fresh.view(len(rows), -1, head_dim).transpose(0, 1)[None]
-        query, key, value = fresh.split_with_sizes(counts, dim=1)
-        both = torch.cat([norms[0](query), norms[1](key)], 1) if norms else fresh[:, : -counts[2]]
+        before, qkv, out, after, gate_up, down = parts()
+        rows = hidden[0]
+        fresh = qkv(before(rows)).view(count, -1, head_dim).transpose(0, 1)[None]
+        both, value = fresh.split_with_sizes([counts[0] + counts[1], counts[2]], dim=1)
+        if head_norms:
+            parted = zip(head_norms, both.split_with_sizes(counts[:2], dim=1), strict=True)
+            both = torch.cat([norm(part) for norm, part in parted], dim=1)
         cos, sin = _tables(given["position_embeddings"])
         both = (both * cos).addcmul_(both.roll(head_dim // 2, -1), sin)
         query, key = both.split_with_sizes(counts[:2], dim=1)
@@ -58,15 +63,26 @@ def step_forward(patches: Any, layer: Any) -> Forward:
             scaling=attention.scaling,
             ragkv_pass=one,
         )
-        rows = rows + out(mixed.view(len(rows), -1))
-        gate, up = gate_up(_normed(rows, layer.post_attention_layernorm)).chunk(2, -1)
+        rows = rows + out(mixed.view(count, -1))
+        gate, up = gate_up(after(rows)).chunk(2, -1)
         return (rows + down(mlp.act_fn(gate) * up))[None]
 
     return forward
 
 
-def _normed(rows: torch.Tensor, norm: Any) -> torch.Tensor:
-    return torch.rms_norm(rows, norm.weight.shape, norm.weight, norm.variance_epsilon)
+class _Norm:
+    """A layer's RMS norm in a third of the time of torch's on a CPU."""
+
+    def __init__(self, norm: Any) -> None:
+        width = len(norm.weight)
+        self.weight = norm.weight.detach() * width**0.5
+        self.least = torch.tensor((width * norm.variance_epsilon) ** 0.5)
+
+    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return the rows divided by their root mean square, times the weight."""
+        length = torch.linalg.vector_norm(rows, dim=-1, keepdim=True)
+        normed: torch.Tensor = rows * self.weight / length.hypot_(self.least)
+        return normed
 
 
 @lru_cache(maxsize=2)

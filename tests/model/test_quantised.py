@@ -46,6 +46,8 @@ def on_a_grid(kind: str, out: int = 64, inner: int = 96) -> torch.Tensor:
     shape = out, inner // group
     generator = torch.Generator().manual_seed(len(kind) + len(levels))
     chosen = torch.randint(levels[0], levels[-1] + 1, (*shape, group), generator=generator)
+    if kind == "Q8_0":
+        chosen[..., 0] = -127  # a group's largest number sets its step
     step, low = torch.rand(2, *shape, 1, generator=generator).half().float()
     weight = chosen * (step + 0.1) + (low - 0.5) * (kind == "Q4_1")
     return weight.reshape(out, inner)
@@ -84,28 +86,72 @@ def test_products_are_float32s_rounded(kind, shape, out):
     assert ((found - expected).abs() <= scale + expected.abs() / 128).all()
 
 
-@pytest.mark.skipif(not has_int4_products(), reason="this CPU has no such products")
-@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1"])
+needs_int4 = pytest.mark.skipif(not has_int4_products(), reason="this CPU has no such products")
+
+
+@needs_int4
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q5_0", "Q8_0"])
 @torch.no_grad()
 def test_levels_are_exact_whatever_levels_a_group_has(kind):
     """A group without its grid's least or greatest level gets a grid of fewer levels."""
     weight = on_a_grid(kind, 64, 3200)
     weight[0, :32], weight[1, :32] = 0.5, 0
-    weight[2, :32] = weight[2, :32].clamp(*weight[2, :32].quantile(torch.tensor([0.3, 0.8])))
-    found = quantised._four_bits(weight)
-    assert found is not None
-    levels, low, step = (part.float() for part in found)
-    assert ((levels >= 0) & (levels <= 15)).all()
-    again = levels.view(64, -1, 32) * step[..., None] + low[..., None]
-    torch.testing.assert_close(again.view_as(weight), weight)
+    if kind != "Q8_0":  # its groups are known by their largest number
+        weight[2, :32] = weight[2, :32].clamp(*weight[2, :32].sort().values[[9, 25]])
+    few, many = (quantised._levels(weight, quantised._GRIDS[bits]) for bits in (4, 8))
+    assert (few is None) == (kind in {"Q5_0", "Q8_0"})
+    for bits, found in ((4, few), (8, many)):
+        if found is None:
+            continue
+        levels, low, step = (part.float() for part in found)
+        assert ((levels >= 0) & (levels < 1 << bits)).all()
+        again = levels.view(64, -1, 32) * step[..., None] + low[..., None]
+        off = (again - weight.view(64, -1, 32)).abs()
+        assert (off <= step[..., None] / 16 + 1e-6 * again.abs()).all()
+    assert many is not None
+    halves, middle, step = quantised._halves(*many)
+    assert (halves < 16).all()
+    parts = (halves.float().view(64, -1, 32) - 8) * step[..., None] + middle[..., None]
+    torch.testing.assert_close(parts.view(64, 2, -1).sum(1).view_as(again), again)
+    if kind in {"Q5_0", "Q8_0"}:  # symmetric: the high halves' level 8 is nearly 0
+        assert (middle[3:, :100].abs() < step[3:, :100] / 100).all()
 
 
+@needs_int4
 @pytest.mark.parametrize("kind", ["Q5_0", "Q8_0", "Q6_K"])
 def test_more_levels_are_not_packed_in_4_bits(kind):
-    assert quantised._four_bits(on_a_grid(kind)) is None
+    assert quantised._few_bits(on_a_grid(kind), 4) is None
+    assert (quantised._few_bits(on_a_grid(kind), 8) is None) == (kind == "Q6_K")
     almost = on_a_grid("Q4_1", 64, 3200)
     almost[63, 3199] += 0.03
-    assert quantised._four_bits(almost) is None
+    assert quantised._few_bits(almost, 4) is None
+
+
+@needs_int4
+@torch.no_grad()
+@pytest.mark.parametrize("kinds", [("Q4_0", "Q4_1"), ("Q5_0", "Q8_0"), ("Q4_0", "Q8_0")])
+def test_weights_of_several_types_are_multiplied_together(kinds, monkeypatch):
+    weight = torch.cat([on_a_grid(kind) for kind in kinds])
+    monkeypatch.setattr(quantised, "has_bfloat16_products", lambda: False)
+    whole = QuantisedWeight(weight).few
+    monkeypatch.setattr(quantised, "_BLOCK", 1)
+    few = QuantisedWeight(weight).few
+    assert whole is not None
+    assert few is not None
+    assert few.parts == (1 if kinds == ("Q4_0", "Q4_1") else 2)
+    rows = torch.randn(few.most_rows, 96)
+    found = few.product(rows, None)
+    assert torch.equal(found, whole.product(rows, None))
+    off = (found - rows @ weight.t()).abs()
+    assert (off <= (rows.abs() @ weight.abs().t()) / 128).all()
+    assert few.most_rows == (8 if few.parts == 1 else 4)
+
+
+@needs_int4
+def test_8_bits_are_packed_only_without_bfloat16_products(monkeypatch):
+    for has in (False, True):
+        monkeypatch.setattr(quantised, "has_bfloat16_products", lambda has=has: has)
+        assert (QuantisedWeight(on_a_grid("Q8_0")).few is None) == has
 
 
 def quantised_model(family: str = "llama", kind: str = "Q4_1") -> PreTrainedModel:
@@ -236,8 +282,13 @@ def step(model: Any, rows: int, chunks: list[str]) -> torch.Tensor:
         return joint_forward(kv.loaded, [SubsetPass(ids, places, cache, keep=rows)])[0]
 
 
+def bytes_model(family: str) -> PreTrainedModel:
+    """A tiny model whose weights have 8 bits."""
+    return quantised_model(family, "Q8_0")
+
+
 @pytest.mark.parametrize("rows", [1, 5])
-@pytest.mark.parametrize("make", [tiny_model, quantised_model])
+@pytest.mark.parametrize("make", [tiny_model, quantised_model, bytes_model])
 @pytest.mark.parametrize("family", ["llama", "mistral-window", "qwen2", "qwen3"])
 def test_steps_are_those_of_transformers_layers(family, make, rows, monkeypatch):
     monkeypatch.setattr(step_layer, "_tables", tables := Mock(wraps=step_layer._tables))

@@ -27,7 +27,6 @@ from ragkv.model.implementation import has_bfloat16_products
 from ragkv.model.linear import _patches_of, rounds_products
 from ragkv.model.loaded import LoadedModel, ReusableModel, require_reusable
 from ragkv.model.lock import end_openmp_threads, lock_of
-from ragkv.model.quantised import INT4_ROWS
 from ragkv.prompt.render import render
 from ragkv.prompt.tokens import IntArray, tokenize
 from ragkv.splice.buffer import SplicedCache, spare_rows
@@ -275,8 +274,8 @@ def bytes_read(loaded: ReusableModel, tokens: int, answers: int, unread: float =
     for layer in loaded.model.modules():
         if isinstance(layer, nn.Linear):
             few = quantised.get(layer)
-            if few is not None and answers <= INT4_ROWS and few.int4 is not None:
-                nbytes += sum(each.nbytes for each in few.int4)
+            if few is not None and few.few is not None and answers <= few.few.most_rows:
+                nbytes += few.few.nbytes
             else:
                 nbytes += layer.weight.nbytes // (2 if few and has_bfloat16_products() else 1)
     shape = loaded.architecture
