@@ -15,9 +15,11 @@ _SHARES = {1: 0.3, 2: 0.5, 3: 0.72, 8: 0.88}
 """Share of accepted tokens by the match's least length, see docs/log.md."""
 _PRIOR_TOKENS = 8
 """Number of an answer's own drafted tokens that weigh as much as the shares above."""
-COSTS, _ANSWER = {False: (1.25, 0.035), True: (1.15, 0.09)}, 0.25
-"""Cost of a step over several tokens, and of each more token, by whether weights are quantised; of
-each more answer's attention. A step over a single token costs 1."""
+COSTS = {"float32": (1.25, 0.035), "bfloat16": (1.15, 0.09), "int4": (1.15, 0.13)}
+"""Cost of a step over several tokens, and of each more token, by the products of several rows. A
+step over a single token costs 1."""
+_ANSWER = 0.25
+"""Cost of each more answer's attention."""
 
 
 class Drafts:
@@ -41,7 +43,7 @@ class Drafts:
 
     def __init__(self, longest: int = LONGEST) -> None:
         self.proposed = self.accepted = 0
-        self.costs = COSTS[False]
+        self.costs = COSTS["float32"]
         self._longest = longest
         self._taken = {match: _PRIOR_TOKENS * share for match, share in _SHARES.items()}
         self._tried = dict.fromkeys(_SHARES, float(_PRIOR_TOKENS))

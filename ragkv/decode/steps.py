@@ -12,7 +12,7 @@ from ragkv.attend.blocks import BlockAttention
 from ragkv.attend.forward import SubsetPass
 from ragkv.decode.batch import batch_of
 from ragkv.decode.draft import COSTS
-from ragkv.model.linear import rounds_products
+from ragkv.model.linear import step_products
 from ragkv.model.loaded import ReusableModel
 from ragkv.prompt.history import TokenHistory
 from ragkv.prompt.tokens import IntArray
@@ -73,7 +73,7 @@ class Steps:
     @property
     def draft_costs(self) -> tuple[float, float]:
         """See :attr:`ragkv.decode.draft.Drafts.costs`; known after the prompt's pass."""
-        return COSTS[rounds_products(self._loaded.model)]
+        return COSTS[step_products(self._loaded.model)]
 
     @property
     def answers(self) -> int:

@@ -24,7 +24,7 @@ from ragkv.model.load import without_reuse
 from ragkv.model.loaded import LoadedModel, ReusableModel
 from ragkv.model.lock import lock_of
 from ragkv.model.memory import is_out_of_memory
-from ragkv.model.quantised import INT4_ROWS
+from ragkv.model.quantised import int4_rows
 from ragkv.model.rotary import rotate, unrotate
 from ragkv.prompt.render import chat_head
 from ragkv.schedule.beside import PassesBesideRequests
@@ -111,7 +111,9 @@ def check_model(loaded: LoadedModel) -> list[CheckRow]:
                 check.ordinary_ids(chunks),
             ]
         ids = np.asarray(loaded.tokenizer("\n\n".join(chunks))["input_ids"], dtype=np.int32)
-        kl = max(rounding_kl(loaded, some) for some in (ids, ids[:INT4_ROWS]))  # a pass and a step
+        kl = max(
+            rounding_kl(loaded, some) for some in (ids, ids[: int4_rows()])
+        )  # a pass and a step
     return [*rows, _products(kl)] if kl else rows
 
 

@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache, partial
+from typing import Literal
 
 import torch
 from torch import nn
@@ -16,6 +17,7 @@ from transformers import PreTrainedModel
 from ragkv.model.architecture import backbone_of
 from ragkv.model.fingerprint import state_of
 from ragkv.model.implementation import (
+    has_bfloat16_products,
     has_quantised_products,
     implementation_for,
     onednn_linear,
@@ -199,6 +201,13 @@ def arithmetic_of(model: PreTrainedModel) -> str:
 def rounds_products(model: PreTrainedModel) -> bool:
     """Whether the model's last pass had products of fewer bits."""
     return bool(_patches_of(model).quantised)
+
+
+def step_products(model: PreTrainedModel) -> Literal["float32", "bfloat16", "int4"]:
+    """Return the products of a step over several rows, of weights that have them."""
+    if not rounds_products(model):
+        return "float32"
+    return "bfloat16" if has_bfloat16_products() else "int4"
 
 
 def release_packed(model: PreTrainedModel) -> None:

@@ -27,8 +27,8 @@ from ragkv.model.implementation import (
 
 _GROUP = 32
 """Neighbours along a weight's input that share a grid of at most 16 levels."""
-INT4_ROWS = 8
-"""Most rows for which 4-bit weights are as fast as bfloat16 ones."""
+_INT4_ROWS, _INT4_ROWS_FLOAT32 = 8, 16
+"""Most rows for which 4-bit weights are as fast as bfloat16 ones, and as float32 ones."""
 _FEWEST_ROWS = 4
 """With bfloat16 weights, fewer rows take longer than this number."""
 _OFF_GRID = 1 / 16
@@ -44,6 +44,11 @@ _SAMPLED = 32
 
 _aten: Any = torch.ops.aten
 _int4_product: Any = getattr(_aten, "_weight_int4pack_mm_for_cpu", None)
+
+
+def int4_rows() -> int:
+    """Return the most rows for which no product is faster than that of 4-bit weights."""
+    return _INT4_ROWS if has_bfloat16_products() else _INT4_ROWS_FLOAT32
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -67,7 +72,7 @@ class FewBits:
     @property
     def most_rows(self) -> int:
         """Most rows for which no other product is faster."""
-        return INT4_ROWS // self.parts
+        return int4_rows() // self.parts
 
     @property
     def nbytes(self) -> int:
@@ -95,7 +100,7 @@ class QuantisedWeight:
         None if float32 is faster on this processor.
         """
         count = rows.numel() // rows.shape[-1]
-        flat, few = rows.reshape(count, -1), self.few if count <= INT4_ROWS else None
+        flat, few = rows.reshape(count, -1), self.few if count <= int4_rows() else None
         if few is not None and count <= few.most_rows:
             return few.product(flat, bias).view(*rows.shape[:-1], -1)
         if not has_bfloat16_products():

@@ -13,7 +13,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from ragkv.model.calls import cache_in
 from ragkv.model.implementation import implementation_for
-from ragkv.model.quantised import INT4_ROWS
+from ragkv.model.quantised import int4_rows
 
 _ALIKE = [f"transformers.models.{n}.modeling_{n}" for n in ("llama", "mistral", "qwen2", "qwen3")]
 Forward = Callable[..., Any]
@@ -38,7 +38,7 @@ def step_forward(patches: Any, layer: Any) -> Forward:
 
     def forward(hidden: torch.Tensor, **given: Any) -> Any:
         one, count = given.get("ragkv_pass"), hidden.shape[1]
-        few = count <= INT4_ROWS and threading.get_ident() in patches.threads
+        few = count <= int4_rows() and threading.get_ident() in patches.threads
         if one is None or not few or implementation_for("quantised", hidden) != "rounded":
             return type(layer).forward(layer, hidden, **given)
         before, qkv, out, after, gate_up, down = parts()

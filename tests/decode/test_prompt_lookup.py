@@ -110,7 +110,7 @@ def test_seeded_samples_are_those_without_drafts(make_engine, monkeypatch, penal
 class Table:
     """Steps whose logits are a tiny model's, computed once for each text."""
 
-    position_limit, answers, draft_costs = None, 1, COSTS[False]
+    position_limit, answers, draft_costs = None, 1, COSTS["float32"]
 
     def __init__(self, model: Any, known: dict[tuple[int, ...], torch.Tensor]) -> None:
         self._model, self._known = model, known
@@ -312,13 +312,15 @@ def test_drafts_grow_with_what_is_taken_and_end_where_nothing_is(match):
     assert lengths[False][-1] == 0
 
 
-@pytest.mark.parametrize("quantised", [False, True])
-def test_the_best_length_has_the_highest_expected_gain(quantised):
-    several, each = (1.15, 0.09) if quantised else (1.25, 0.035)
+@pytest.mark.parametrize(
+    ("products", "several", "each"),
+    [("float32", 1.25, 0.035), ("bfloat16", 1.15, 0.09), ("int4", 1.15, 0.13)],
+)
+def test_the_best_length_has_the_highest_expected_gain(products, several, each):
     for share, answers in product((0.2, 0.5, 0.6, 0.8, 0.99), (1, 2, 4, 8)):
         drafts = Drafts(20)
         drafts._taken[8], drafts._tried[8], drafts._match = share, 1.0, 8
-        drafts.costs = COSTS[quantised]
+        drafts.costs = COSTS[products]
         part = (several + 0.25 * (answers - 1)) / answers
         gains = [
             sum(share**token for token in range(length + 1)) / (part + each * length)

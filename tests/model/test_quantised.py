@@ -25,7 +25,7 @@ from ragkv.model.implementation import (
 )
 from ragkv.model.linear import arithmetic_of, fast_linear_layers
 from ragkv.model.lock import lock_of
-from ragkv.model.quantised import INT4_ROWS, QuantisedWeight, is_quantised
+from ragkv.model.quantised import QuantisedWeight, int4_rows, is_quantised
 
 needs_products = pytest.mark.skipif(
     not has_quantised_products(), reason="this CPU has no such products"
@@ -196,7 +196,7 @@ def test_a_pass_and_a_full_prefill_compute_the_same(family):
 def test_float32_is_had_by_asking_for_it(engine):
     prompt = "What?"
     ids = torch.tensor([engine.tokenize(prompt)])
-    assert ids.shape[1] <= INT4_ROWS  # more rows are float32's on a CPU without bfloat16 products
+    assert ids.shape[1] <= int4_rows()  # more rows are float32's on a CPU without bfloat16 products
     model = quantised_model()
     with RagKV(model, tiny_tokenizer(), store=":memory:", dtype="float32") as kv:
         found = kv.prefill(prompt, method="full")
@@ -211,7 +211,7 @@ def test_float32_is_had_by_asking_for_it(engine):
 
 @needs_products
 def test_ordinary_calls_beside_a_pass_are_float32s():
-    model, ids = quantised_model(), torch.arange(INT4_ROWS)[None]
+    model, ids = quantised_model(), torch.arange(int4_rows())[None]
     beside = [torch.zeros(1)]
 
     def call(_):
