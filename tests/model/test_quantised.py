@@ -144,7 +144,7 @@ def test_weights_of_several_types_are_multiplied_together(kinds, monkeypatch):
     assert torch.equal(found, whole.product(rows, None))
     off = (found - rows @ weight.t()).abs()
     assert (off <= (rows.abs() @ weight.abs().t()) / 128).all()
-    assert few.most_rows == (8 if few.parts == 1 else 4)
+    assert few.most_rows == (16 if few.parts == 1 else 8)
 
 
 @needs_int4
