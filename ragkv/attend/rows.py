@@ -139,18 +139,21 @@ def attend(
         # with a mask, torch's fast paths have no grouped heads
         key, value = (_each_head(part, query.shape[1]) for part in (key, value))
     blocks = rows.blocks(window, query.dtype)
-    out = torch.empty_like(query) if len(blocks) > 1 else query
-    for block in reversed(blocks):  # each fits the freed memory
-        part = attend_under(
+
+    def of_block(block: Block) -> torch.Tensor:
+        return attend_under(
             block.mask,
             query[:, :, block.first : block.last],
             key[:, :, block.low : block.high],
             value[:, :, block.low : block.high],
             rule,
         )
-        if len(blocks) == 1:
-            return part
-        out[:, :, block.first : block.last] = part
+
+    if len(blocks) == 1:
+        return of_block(blocks[0])
+    out = torch.empty_like(query)
+    for block in reversed(blocks):  # each fits the freed memory
+        out[:, :, block.first : block.last] = of_block(block)
     return out
 
 

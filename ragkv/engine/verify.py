@@ -111,9 +111,8 @@ def check_model(loaded: LoadedModel) -> list[CheckRow]:
                 check.ordinary_ids(chunks),
             ]
         ids = np.asarray(loaded.tokenizer("\n\n".join(chunks))["input_ids"], dtype=np.int32)
-        kl = max(
-            rounding_kl(loaded, some) for some in (ids, ids[: int4_rows()])
-        )  # a pass and a step
+        of_a_step = ids[: int4_rows()]
+        kl = max(rounding_kl(loaded, some) for some in (ids, of_a_step))
     return [*rows, _products(kl)] if kl else rows
 
 

@@ -138,23 +138,19 @@ def _few_bits(weight: torch.Tensor, bits: Literal[4, 8]) -> FewBits | None:
         found = _levels(some, grids)
         if found is None:
             return None
-        levels, middle, step = _middle(*found) if bits == 4 else _halves(*found)
+        levels, low, step = found
+        middle = low + 8 * step
+        if bits == 8:
+            levels, middle, step = _halves(levels, low, step)
         packed.append(_aten._convert_weight_to_int4pack_for_cpu(levels.int(), 1))  # noqa: SLF001
         scales.append(torch.stack([step, middle], dim=-1).transpose(0, 1).bfloat16())
     return FewBits(torch.cat(packed), torch.cat(scales, dim=1), bits // 4)
 
 
-def _middle(
-    levels: torch.Tensor, low: torch.Tensor, step: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return levels of 4 bits, the values of level 8, and the step."""
-    return levels, low + 8 * step, step
-
-
 def _halves(
     levels: torch.Tensor, low: torch.Tensor, step: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return the high and the low 4 bits of levels beside one another, as :func:`_middle` does.
+    """Return the high and the low 4 bits of levels beside one another, their level 8, and steps.
 
     Levels are moved so that level 128 is nearly 0: rounding the value of level 8 loses little.
     """
@@ -184,10 +180,10 @@ def _on_grids(weight: torch.Tensor, group: int, levels: int) -> bool:
 
 
 class _Grid(NamedTuple):
-    """Grids that some groups are on.
+    """A grid for groups of neighbours, by the number of steps in a group's range.
 
-    ``most`` is the level of the greatest number, where the smallest has level 0; or, if ``signed``,
-    the level of the largest number, where 0 has level 0.
+    ``most`` is the number of steps from the least to the greatest; or, if ``signed``, from 0 to the
+    number with the largest absolute value.
     """
 
     most: int
@@ -196,9 +192,9 @@ class _Grid(NamedTuple):
     def levels(
         self, groups: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return levels above the smallest number; that number; step; which groups are on a grid.
+        """Return ``levels, low, step, fits`` of groups ``levels * step + low``.
 
-        ``groups`` and levels, uint8, are ``[groups, 32]``, the others ``[groups]``.
+        ``groups`` and ``levels``, uint8, are ``[groups, 32]``, the others ``[groups]``.
         """
         low, high = groups.amin(1), groups.amax(1)  # torch's aminmax takes five times as long
         step = (torch.maximum(high, -low) if self.signed else high - low) / self.most
