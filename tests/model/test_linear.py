@@ -33,7 +33,7 @@ pytestmark = pytest.mark.skipif(
 def processor(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
     """The processor's properties, changed by tests: one by AMD."""
     found = {"cpu_name": "AMD EPYC"}
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: found)
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: found, raising=False)
     implementation._runs_mkl_on.cache_clear()
     yield found
     implementation._runs_mkl_on.cache_clear()
