@@ -1,9 +1,9 @@
 """Decoding steps of several answers as one pass.
 
 The thread of one answer, the leader, computes the steps of all answers of a model and draws their
-tokens: linear layers read their weights once, and up to eight rows take as long as one. The other
-threads wait for the end of their answer. A thread that computes a prompt, or encodes chunks, runs
-the steps between its layers, so no token waits for a whole prompt.
+tokens: linear layers read their weights once for all rows. The other threads wait for the end of
+their answer. A thread that computes a prompt, or encodes chunks, runs the steps between its layers,
+so no token waits for a whole prompt.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ragkv.attend.forward import SubsetPass, joint_forward, ordinary_forward
 from ragkv.attend.graphs import graphs_for, look_over
 from ragkv.model.architecture import backbone_of
 from ragkv.model.calls import decoding_experts
-from ragkv.model.linear import fast_linear_layers
+from ragkv.model.linear import fast_linear_layers, rounds_products
 from ragkv.model.loaded import ReusableModel
 from ragkv.model.lock import Claim, ModelLock, lock_of
 from ragkv.model.memory import is_out_of_memory, release_calls
@@ -231,12 +231,13 @@ def _compatible(answers: Sequence[_Answer]) -> list[list[_Answer]]:
     return list(groups.values())
 
 
-@torch.inference_mode()  # a twentieth of a step's time on a CPU
 def _compute(answers: Sequence[_Answer]) -> list[torch.Tensor]:
     """Return each step's logits, ``[keep, vocab]`` float32."""
     loaded, subsets = answers[0].loaded, [answer.subset for answer in answers]
     rows = sum(len(subset.rows) for subset in subsets)
-    with loaded.without_autocast(), decoding_experts(loaded.model, rows):
+    # a twentieth of a step's time on a CPU; tensors of other classes do not allow it
+    mode = torch.inference_mode() if rounds_products(loaded.model) else torch.no_grad()
+    with mode, loaded.without_autocast(), decoding_experts(loaded.model, rows):
         graphs = graphs_for(loaded)
         captured = None if graphs is None else graphs.compute(loaded, subsets)
         if captured is not None:
