@@ -71,7 +71,7 @@ def step_forward(patches: Any, layer: Any) -> Forward:
 
 
 class _Norm:
-    """A layer's RMS norm in a third of the time of torch's on a CPU."""
+    """A layer's RMS norm, in half the time of torch's on a CPU."""
 
     def __init__(self, norm: Any) -> None:
         width = len(norm.weight)
