@@ -122,12 +122,12 @@ class _Patches:
         biases = [layer.bias.detach() for layer in layers if layer.bias is not None]
         if any(layer not in self.quantised for layer in layers) or 0 < len(biases) < len(layers):
             return each
-        few = QuantisedWeight(torch.cat([layer.weight.detach() for layer in layers])).few
-        if few is None:
+        int4 = QuantisedWeight(torch.cat([layer.weight.detach() for layer in layers])).int4
+        if int4 is None:
             return each
         bias = torch.cat(biases) if biases else None
         return lambda rows: (
-            few.product(rows, bias) if rows.shape[0] <= few.most_rows else each(rows)
+            int4.product(rows, bias) if rows.shape[0] <= int4.most_rows else each(rows)
         )
 
     def _product(self, layer: nn.Linear, rows: torch.Tensor) -> torch.Tensor:
@@ -204,7 +204,7 @@ def rounds_products(model: PreTrainedModel) -> bool:
 
 
 def step_products(model: PreTrainedModel) -> Literal["float32", "bfloat16", "int4"]:
-    """Return the products of a step over several rows, of weights that have them."""
+    """Return the kind of products that dominates steps over several rows."""
     if not rounds_products(model):
         return "float32"
     return "bfloat16" if has_bfloat16_products() else "int4"

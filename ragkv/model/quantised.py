@@ -26,7 +26,7 @@ from ragkv.model.implementation import (
 )
 
 _GROUP = 32
-"""Neighbours along a weight's input that share a grid of at most 16 levels."""
+"""Neighbours along a weight's input that share a packed grid."""
 _INT4_ROWS, _INT4_ROWS_FLOAT32 = 8, 16
 """Most rows for which 4-bit weights are as fast as bfloat16 ones, and as float32 ones."""
 _FEWEST_ROWS = 4
@@ -52,7 +52,7 @@ def int4_rows() -> int:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class FewBits:
+class Int4Weight:
     """A weight ``[out, in]`` on a grid, in levels of 4 bits.
 
     Attributes
@@ -100,9 +100,9 @@ class QuantisedWeight:
         None if float32 is faster on this processor.
         """
         count = rows.numel() // rows.shape[-1]
-        flat, few = rows.reshape(count, -1), self.few if count <= int4_rows() else None
-        if few is not None and count <= few.most_rows:
-            return few.product(flat, bias).view(*rows.shape[:-1], -1)
+        flat, int4 = rows.reshape(count, -1), self.int4 if count <= int4_rows() else None
+        if int4 is not None and count <= int4.most_rows:
+            return int4.product(flat, bias).view(*rows.shape[:-1], -1)
         if not has_bfloat16_products():
             return None
         flat = functional.pad(flat.bfloat16(), (0, 0, 0, max(0, _FEWEST_ROWS - count)))
@@ -116,22 +116,25 @@ class QuantisedWeight:
         return packed_weight(self.weight.bfloat16())
 
     @cached_property
-    def few(self) -> FewBits | None:
+    def int4(self) -> Int4Weight | None:
         """The weight in levels of 4 bits; None for other grids."""
         if not has_int4_products() or len(self.weight) % _PACKED_ROWS:
             return None
-        few = _few_bits(self.weight, 4)
-        # against bfloat16 products, more bits pay only after hundreds of steps
-        return _few_bits(self.weight, 8) if few is None and not has_bfloat16_products() else few
+        int4 = _int4_weight(self.weight, 4)
+        if (
+            int4 is None and not has_bfloat16_products()
+        ):  # else it pays only after hundreds of steps
+            int4 = _int4_weight(self.weight, 8)
+        return int4
 
 
-def _few_bits(weight: torch.Tensor, bits: Literal[4, 8]) -> FewBits | None:
+def _int4_weight(weight: torch.Tensor, bits: Literal[4, 8]) -> Int4Weight | None:
     """Return a weight on grids of so many bits, or None."""
-    if not _on_grids(weight, _GROUP, 1 << bits):
+    sample, grids = _sample(weight, _GROUP), _GRIDS[bits]
+    fits = torch.stack([grid.levels(sample)[-1] for grid in grids])
+    if not fits.any(0).all():
         return None
-    groups = weight.reshape(-1, _GROUP)
-    sample = groups[:: -(-len(groups) // _SAMPLED)]
-    grids = sorted(_GRIDS[bits], key=lambda grid: -int(grid.levels(sample)[-1].sum()))
+    grids = [grids[at] for at in fits.sum(1).argsort(descending=True, stable=True).tolist()]
     size = -(-_BLOCK // (weight.shape[1] * _PACKED_TOGETHER)) * _PACKED_TOGETHER
     packed, scales = [], []
     for some in torch.split(weight, size):
@@ -144,7 +147,7 @@ def _few_bits(weight: torch.Tensor, bits: Literal[4, 8]) -> FewBits | None:
             levels, middle, step = _halves(levels, low, step)
         packed.append(_aten._convert_weight_to_int4pack_for_cpu(levels.int(), 1))  # noqa: SLF001
         scales.append(torch.stack([step, middle], dim=-1).transpose(0, 1).bfloat16())
-    return FewBits(torch.cat(packed), torch.cat(scales, dim=1), bits // 4)
+    return Int4Weight(torch.cat(packed), torch.cat(scales, dim=1), bits // 4)
 
 
 def _halves(
@@ -168,10 +171,15 @@ def is_quantised(weight: torch.Tensor) -> bool:
     return weight.shape[1] % _GROUP == 0 and _on_grids(weight.detach(), _LEAST_GROUP, 256)
 
 
+def _sample(weight: torch.Tensor, group: int) -> torch.Tensor:
+    """Return some groups of neighbours, ``[groups, group]``."""
+    groups = weight.reshape(-1, group)
+    return groups[:: -(-len(groups) // _SAMPLED)]
+
+
 def _on_grids(weight: torch.Tensor, group: int, levels: int) -> bool:
     """Whether each group of neighbours in a sample is on a grid of at most ``levels`` levels."""
-    groups = weight.reshape(-1, group)
-    sample = groups[:: -(-len(groups) // _SAMPLED)]
+    sample = _sample(weight, group)
     low, high = sample.aminmax(dim=1, keepdim=True)
     steps = torch.arange(1, levels)[:, None, None]
     exact = (sample - low) / (high - low).clamp_min(torch.finfo().tiny) * steps

@@ -32,7 +32,7 @@ CODE = {
     "ragkv/explain": 306,
     "ragkv/history": 634,
     "ragkv/ingest": 445,
-    "ragkv/model": 2076,
+    "ragkv/model": 2082,
     "ragkv/prompt": 1441,
     "ragkv/recompute": 299,
     "ragkv/report": 694,
@@ -43,12 +43,12 @@ CODE = {
     "ragkv/splice": 617,
     "ragkv/store": 3148,
     "ragkv/workers": 110,
-    "benchmarks/ragkv_bench": 4708,
+    "benchmarks/ragkv_bench": 4709,
     "benchmarks/tests": 3085,
     "examples": 547,
     "integrations": 5844,
     "kernels": 2417,
-    "tests": 31425,
+    "tests": 31423,
 }
 LAYOUT = {
     tokenize.COMMENT,

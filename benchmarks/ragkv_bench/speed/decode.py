@@ -273,11 +273,12 @@ def bytes_read(loaded: ReusableModel, tokens: int, answers: int, unread: float =
     quantised, nbytes = _patches_of(loaded.model).quantised, 0
     for layer in loaded.model.modules():
         if isinstance(layer, nn.Linear):
-            few = quantised.get(layer)
-            if few is not None and few.few is not None and answers <= few.few.most_rows:
-                nbytes += few.few.nbytes
+            known = quantised.get(layer)
+            int4 = None if known is None else known.int4
+            if int4 is not None and answers <= int4.most_rows:
+                nbytes += int4.nbytes
             else:
-                nbytes += layer.weight.nbytes // (2 if few and has_bfloat16_products() else 1)
+                nbytes += layer.weight.nbytes // (2 if known and has_bfloat16_products() else 1)
     shape = loaded.architecture
     seen = sum(min(tokens, window or tokens) for window in shape.windows) - unread
     row = 2 * shape.kv_heads * shape.head_dim * loaded.dtype.itemsize
