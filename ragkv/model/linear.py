@@ -24,7 +24,7 @@ from ragkv.model.implementation import (
     packed_weight,
 )
 from ragkv.model.memory import total_bytes
-from ragkv.model.quantised import QuantisedWeight, is_quantised
+from ragkv.model.quantised import QuantisedWeight, is_quantised, joint_int4
 from ragkv.model.step_layer import Forward, step_forward, suits_steps
 
 _PACKED_SHARE, _QUANTISED_SHARE = 16, 2.8
@@ -122,7 +122,7 @@ class _Patches:
         biases = [layer.bias.detach() for layer in layers if layer.bias is not None]
         if any(layer not in self.quantised for layer in layers) or 0 < len(biases) < len(layers):
             return each
-        int4 = QuantisedWeight(torch.cat([layer.weight.detach() for layer in layers])).int4
+        int4 = joint_int4([self.quantised[layer] for layer in layers])
         if int4 is None:
             return each
         bias = torch.cat(biases) if biases else None

@@ -121,11 +121,22 @@ class QuantisedWeight:
         if not has_int4_products() or len(self.weight) % _PACKED_ROWS:
             return None
         int4 = _int4_weight(self.weight, 4)
-        if (
-            int4 is None and not has_bfloat16_products()
-        ):  # else it pays only after hundreds of steps
-            int4 = _int4_weight(self.weight, 8)
-        return int4
+        if int4 is not None or has_bfloat16_products():
+            return int4
+        return _int4_weight(self.weight, 8)  # with bfloat16, it pays after hundreds of steps
+
+
+def joint_int4(weights: Sequence[QuantisedWeight]) -> Int4Weight | None:
+    """Return weights of one input as one weight; None if one of them is on another grid."""
+    if len(weights) == 1:
+        return weights[0].int4
+    own = [each.int4 for each in weights]
+    found = [int4 for int4 in own if int4 is not None]
+    whole = all(len(each.weight) % _PACKED_TOGETHER == 0 for each in weights[:-1])
+    if not whole or len(found) < len(own) or len({int4.parts for int4 in found}) > 1:
+        return QuantisedWeight(torch.cat([each.weight for each in weights])).int4
+    levels = torch.cat([int4.levels for int4 in found])
+    return Int4Weight(levels, torch.cat([int4.scales for int4 in found], dim=1), found[0].parts)
 
 
 def _int4_weight(weight: torch.Tensor, bits: Literal[4, 8]) -> Int4Weight | None:

@@ -25,7 +25,7 @@ from ragkv.model.implementation import (
 )
 from ragkv.model.linear import arithmetic_of, fast_linear_layers
 from ragkv.model.lock import lock_of
-from ragkv.model.quantised import QuantisedWeight, int4_rows, is_quantised
+from ragkv.model.quantised import QuantisedWeight, int4_rows, is_quantised, joint_int4
 
 needs_products = pytest.mark.skipif(
     not has_quantised_products(), reason="this CPU has no such products"
@@ -146,6 +146,28 @@ def test_weights_of_several_types_are_multiplied_together(kinds, monkeypatch):
 
 
 @needs_int4
+@torch.no_grad()
+@pytest.mark.parametrize(
+    "kinds", [("Q4_0", "Q4_1"), ("Q5_0", "Q8_0"), ("Q4_0", "Q8_0"), ("Q8_0", "Q6_K")]
+)
+@pytest.mark.parametrize("outputs", [64, 80])
+def test_a_joint_weight_equals_its_parts(kinds, outputs, monkeypatch):
+    monkeypatch.setattr(quantised, "has_bfloat16_products", lambda: False)
+    parts = [QuantisedWeight(on_a_grid(kind, outputs, 96)) for kind in kinds]
+    joint = joint_int4(parts)
+    if "Q6_K" in kinds:
+        assert joint is None
+        return
+    packed = parts[0].int4, parts[1].int4
+    assert joint is not None
+    rows = torch.randn(joint.most_rows, 96)
+    found = torch.cat([each.product(rows, None) for each in packed if each is not None], dim=1)
+    off = 0.05 if kinds == ("Q4_0", "Q8_0") else 0
+    torch.testing.assert_close(joint.product(rows, None), found, atol=off, rtol=off)
+    assert joint_int4(parts[:1]) is packed[0]
+
+
+@needs_int4
 def test_8_bits_are_packed_only_without_bfloat16_products(monkeypatch):
     for has in (False, True):
         monkeypatch.setattr(quantised, "has_bfloat16_products", lambda has=has: has)
@@ -205,6 +227,29 @@ def test_float32_is_had_by_asking_for_it(engine):
     with engine:
         rounded = engine.prefill(prompt, method="full")
     assert not torch.equal(found.logits, rounded.logits)
+
+
+@needs_products
+def test_the_first_answer_copies_no_weights_after_a_warm_up(engine, monkeypatch):
+    copied = []
+
+    def record(name):
+        own = getattr(quantised, name)
+
+        def call(weight, *bits):
+            copied.append(name)
+            return own(weight, *bits)
+
+        monkeypatch.setattr(quantised, name, call)
+
+    record("_int4_weight")
+    record("packed_weight")
+    with engine:
+        engine.warm_up()
+        assert copied
+        copied.clear()
+        engine.generate("What does it say? " * 20, max_new_tokens=4, ignore_eos=True)
+    assert not copied
 
 
 @needs_products

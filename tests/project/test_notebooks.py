@@ -9,6 +9,8 @@ import nbformat
 import pytest
 from vllm_server import installed_python
 
+from ragkv.model.default_model import default_model_folder
+
 ROOT = Path(__file__).parents[2]
 TUTORIALS = ROOT / "docs" / "tutorials"
 NAMES = ("swap", "ingestion", "chat", "agent", "tenants", "own-model", "calibrate", "serving")
@@ -89,6 +91,7 @@ def test_runs(tutorial, tmp_path, monkeypatch):
         if not python.exists():
             pytest.skip("vLLM 0.32.0 is not installed: make vllm")
         monkeypatch.setenv("RAGKV_VLLM_PYTHON", str(python))
+    default_model_folder()  # the conversion on a model's first use prints a notice
     executed = runpy.run_path(str(TUTORIALS / "execute.py"))["executed"]
     path = TUTORIALS / f"{tutorial}.ipynb"
     before, after = nbformat.read(path, as_version=4), executed(path, tmp_path)
