@@ -23,7 +23,6 @@ from ragkv.errors import ConfigError, PromptTooLongError
 from ragkv.history.node import Rows
 from ragkv.model.loaded import LoadedModel
 from ragkv.model.memory import is_out_of_memory, lack_of_memory, release_calls
-from ragkv.model.quantised import int4_rows
 from ragkv.prompt.chat import TokenIds
 from ragkv.prompt.render import render
 from ragkv.prompt.token_bytes import read_ids
@@ -91,9 +90,8 @@ class Pipeline:
             return self._answer(request, decode, admitted, listener, cancelled)
 
     def warm_up(self, config: ReuseConfig, method: Method) -> None:
-        """Answer a prompt, long enough for the weights of long passes, with two steps."""
-        prompt = "The " * (2 * int4_rows())
-        request = Request(prompt, config.override(history=False), method, Clock(), 2)
+        """Answer a prompt of 32 words, a long pass for quantised weights, with two steps."""
+        request = Request("The " * 32, config.override(history=False), method, Clock(), 2)
         self.generate(request, DecodeConfig(2, ignore_eos=True), listener=Listener())
 
     # ---- locate, and wait for the model

@@ -32,7 +32,7 @@ CODE = {
     "ragkv/explain": 306,
     "ragkv/history": 634,
     "ragkv/ingest": 445,
-    "ragkv/model": 2082,
+    "ragkv/model": 2090,
     "ragkv/prompt": 1441,
     "ragkv/recompute": 299,
     "ragkv/report": 694,
@@ -48,7 +48,7 @@ CODE = {
     "examples": 547,
     "integrations": 5844,
     "kernels": 2417,
-    "tests": 31423,
+    "tests": 31462,
 }
 LAYOUT = {
     tokenize.COMMENT,
