@@ -203,14 +203,12 @@ def _reused(
 
 
 def _first_token(kv: RagKV, prompt: Prompt, **overrides: Any) -> tuple[float, ReuseReport]:
-    """Return the seconds until the first token's id is on the host, and the engine's report."""
+    """Return the seconds of an answer of one token, and the engine's report."""
 
-    def prefill() -> ReuseReport:
-        prefilled = kv.prefill(prompt, **overrides)
-        int(prefilled.logits.argmax())
-        return prefilled.report
+    def answer() -> ReuseReport:
+        return kv.generate(prompt, max_new_tokens=1, history=False, **overrides).report
 
-    return timed(kv.loaded.device, prefill)
+    return timed(kv.loaded.device, answer)
 
 
 def _row(loaded: ReusableModel, samples: Sequence[Sample], costs: Costs, rate: float) -> Found:

@@ -178,7 +178,7 @@ def test_full_prefill_and_ragkv_go_in_turn_and_every_tier_is_what_its_name_says(
 ):
     """No device tier before it, and no chunk that is computed because it loads slowly."""
     calls, stores = [], []
-    init, prefill = RagKV.__init__, RagKV.prefill
+    init, generate = RagKV.__init__, RagKV.generate
 
     def made(self, *given, store: StoreConfig, **more):
         stores.append(store)
@@ -186,11 +186,11 @@ def test_full_prefill_and_ragkv_go_in_turn_and_every_tier_is_what_its_name_says(
 
     def noted(self, prompt, **overrides):
         calls.append((overrides["method"], str(prompt)))
-        return prefill(self, prompt, **overrides)
+        return generate(self, prompt, **overrides)
 
     loaded = make_engine().loaded
     monkeypatch.setattr(RagKV, "__init__", made)
-    monkeypatch.setattr(RagKV, "prefill", noted)
+    monkeypatch.setattr(RagKV, "generate", noted)
     monkeypatch.setattr("ragkv.ingest.corpus.is_slower", lambda *_: True)
     bench_ttft(loaded, replace(SMALL, tiers=("disk", "memory"), rounds=2))
     timed = calls[: 2 * 2 * 3]  # two settings: once to warm up, then two rounds
