@@ -44,17 +44,18 @@ def number(cell: str) -> float:
 def speed() -> Figure:
     """Draw first tokens, each peer's beside ragkv's in the same run, and whole answers."""
     own, peers = result_of("first_token_zen_5"), result_of("first_token_other_engines")
-    [at] = own.records(tokens="4,096", ratio="0.2", tier="memory")
+    [at] = own.records(tokens="4,096", ratio="0.2", products="float32")
     pairs = [("full prefill", at["full prefill"], at["ragkv"], at["speed-up (quartiles)"])]
+    commits = [own.commit]
     for row in peers.records(tokens="4,096", machine="Zen 5"):
         name = row["peer"].partition(",")[0]
+        commits.append(f"{row['commit']} ({name})")
         pairs.append((name, row["peer's"], row["ragkv's at 0.2"], row["ragkv is faster by"]))
     firsts = []
     for name, theirs, ours, factor in pairs:
         label = f"{ours}, {factor.partition(' ')[0]} sooner"
         firsts.append(Bar(name, number(theirs), theirs, COLOURS[name]))
         firsts.append(Bar("ragkv", number(ours), label, COLOURS["ragkv"]))
-    vllm = row["commit"]
     answers = result_of("whole_answers_quantised")
     figure, plots = _panels([7, 3, 3])
     plots[1].sharex(plots[2])
@@ -64,7 +65,7 @@ def speed() -> Figure:
         _bars(plot, f"256 tokens, prompt of {prompt}: Zen 4, ragkv quantised", _ends(row))
     words = "Seconds; thin bar: to the first token. SmolLM2-135M; ragkv at a ratio of 0.2; vLLM"
     words += " caches prefixes, the others prefill in full. Two cores of an AMD EPYC each,"
-    _caption(figure, f"{words} {own.commit}, {vllm} (vLLM), {answers.commit} (answers).")
+    _caption(figure, f"{words} {', '.join(commits)}, {answers.commit} (answers).")
     return figure
 
 
@@ -83,7 +84,7 @@ def first_token() -> Figure:
     """Draw the seconds to the first token by ratio, below a full prefill's, on each machine."""
     machines = {
         "Zen 4, quantised": ("first_token_zen_4", {"products": "quantised"}),
-        "Zen 5, float32": ("first_token_zen_5", {"tokens": "4,096", "tier": "memory"}),
+        "Zen 5, quantised": ("first_token_zen_5", {"products": "quantised"}),
         "AVX-512, float32": ("first_token_avx_512", {"tokens": "4,096", "tier": "memory"}),
     }
     figure, plots = _panels([4] * len(machines), sharex=True)

@@ -45,7 +45,7 @@ def whole_answers() -> Iterator[str]:
 def first_token() -> Iterator[str]:
     for name, where in (
         ("first_token_zen_4", {"products": "quantised"}),
-        ("first_token_zen_5", {"tier": "memory"}),
+        ("first_token_zen_5", {"products": "quantised"}),
         ("first_token_avx_512", {"tier": "memory"}),
     ):
         where["tokens"] = "4,096"
