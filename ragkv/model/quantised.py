@@ -132,8 +132,10 @@ def joint_int4(weights: Sequence[QuantisedWeight]) -> Int4Weight | None:
         return weights[0].int4
     own = [each.int4 for each in weights]
     found = [int4 for int4 in own if int4 is not None]
+    if len(found) < len(own):
+        return None
     whole = all(len(each.weight) % _PACKED_TOGETHER == 0 for each in weights[:-1])
-    if not whole or len(found) < len(own) or len({int4.parts for int4 in found}) > 1:
+    if not whole or len({int4.parts for int4 in found}) > 1:
         return QuantisedWeight(torch.cat([each.weight for each in weights])).int4
     levels = torch.cat([int4.levels for int4 in found])
     return Int4Weight(levels, torch.cat([int4.scales for int4 in found], dim=1), found[0].parts)

@@ -32,7 +32,7 @@ CODE = {
     "ragkv/explain": 306,
     "ragkv/history": 634,
     "ragkv/ingest": 445,
-    "ragkv/model": 2090,
+    "ragkv/model": 2092,
     "ragkv/prompt": 1441,
     "ragkv/recompute": 299,
     "ragkv/report": 694,
