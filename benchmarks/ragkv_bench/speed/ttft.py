@@ -35,8 +35,9 @@ Tier = Literal["memory", "disk"]
 """Where the chunks' caches are: in memory, or in files that the system has cached."""
 _CAPTION = (
     "Medians over {rounds} rounds, full prefill and ragkv in turn; grey: quartiles. "
-    "bound: the least that computing these tokens costs at full prefill's rates. eff.: of the "
-    "time taken, the bound's share. MB: peak memory above that before the request."
+    "bound: the least that computing these tokens costs at the rates of one pass by transformers' "
+    "code. eff.: of the time taken, the bound's share. MB: peak memory above that before the "
+    "request."
 )
 
 
