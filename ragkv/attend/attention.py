@@ -26,6 +26,7 @@ from ragkv.attend.score_rule import ScoreRule
 from ragkv.errors import UnsupportedModelError
 from ragkv.model.architecture import backbone_of
 from ragkv.model.calls import require_used
+from ragkv.model.implementation import implementation_for
 from ragkv.model.memory import TOGETHER, TOGETHER_CPU, is_out_of_memory
 from ragkv.splice.buffer import SplicedCache
 
@@ -163,7 +164,9 @@ def _attend(
         one.observer(call)
         if call.is_computed:
             return call.attended()
-    sparse, unused = one.sparse, 0
+    sparse, unused, dtype = one.sparse, 0, query.dtype
+    if rule.is_softmax and implementation_for("attention", query, key, value) == "rounded":
+        query, key, value = query.bfloat16(), key.bfloat16(), value.bfloat16()
     if one.last_row_ends and layer == len(one.windows) - 1:
         unused = len(rows) - 1
         query, sparse = query[:, :, unused:], None
@@ -172,7 +175,7 @@ def _attend(
         out = sparse.attend(query, key, value, rule, layer=layer, rows=rows)
     else:
         out = attend(query, key, value, rows, window, rule)
-    return functional.pad(out, (0, 0, unused, 0)) if unused else out
+    return functional.pad(out, (0, 0, unused, 0)).to(dtype)
 
 
 @contextmanager

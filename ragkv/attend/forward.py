@@ -168,9 +168,9 @@ def subset_call(loaded: ReusableModel, subset: SubsetPass) -> Iterator[dict[str,
     with (
         _writing(subset, described),
         subset_attention(model, described),
+        fast_linear_layers(model),  # patches no layer with hooks
         last_row_ends(model, described) if described.last_row_ends else nullcontext(),
         feed_forward_in_pieces(model, described),
-        fast_linear_layers(model),
     ):
         yield {
             "input_ids": _chosen(loaded, subset)[None],

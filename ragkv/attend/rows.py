@@ -48,7 +48,7 @@ class Rows:
     def __init__(self, places: npt.NDArray[np.int64], positions: torch.Tensor) -> None:
         self.places = places
         self.positions = positions
-        self._blocks: dict[int | None, list[Block]] = {}
+        self._blocks: dict[tuple[int | None, torch.dtype], list[Block]] = {}
 
     @classmethod
     def on(cls, device: torch.device | str, places: npt.NDArray[np.int64]) -> Self:
@@ -60,9 +60,9 @@ class Rows:
 
     def blocks(self, window: int | None, dtype: torch.dtype) -> list[Block]:
         """Return the blocks for one window, the same for all layers."""
-        if window not in self._blocks:
-            self._blocks[window] = list(self._make(window, dtype))
-        return self._blocks[window]
+        if (window, dtype) not in self._blocks:
+            self._blocks[window, dtype] = list(self._make(window, dtype))
+        return self._blocks[window, dtype]
 
     def _make(self, window: int | None, dtype: torch.dtype) -> Iterator[Block]:
         device = self.positions.device
@@ -171,7 +171,8 @@ def attend_under(
     if not rule.is_softmax:
         return _attend_by_rule(mask, query, key, value, rule)
     plain = key.shape[2] - mask.shape[1]
-    if query.device.type != "cpu":
+    is_onednn = len(query) == 1 and implementation_for("attention", query) == "onednn"
+    if query.device.type != "cpu" or (query.shape[2] >= _ROW_BLOCK_CPU and not is_onednn):
         return functional.scaled_dot_product_attention(
             query,
             key,
@@ -180,7 +181,7 @@ def attend_under(
             scale=rule.scaling,
             enable_gqa=True,
         )
-    if len(query) > 1 or implementation_for("attention", query) != "onednn":
+    if not is_onednn:
         # as rows of their KV head, a group's heads read its keys once
         group = query.shape[1] // key.shape[1]
         rows = query.reshape(len(query), key.shape[1], -1, query.shape[-1])

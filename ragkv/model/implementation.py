@@ -10,6 +10,7 @@ and keep torch's choice.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -27,6 +28,14 @@ _THIN = range(4, 64)
 _PACKED_FOR = 16
 """Rows that weights are packed for; 1 to 800 rows are as fast as with their own packing."""
 
+
+class _Rounding(threading.local):
+    """Whether a thread's attention may round float32 rows, keys and values to bfloat16."""
+
+    is_allowed = False
+
+
+_rounding = _Rounding()
 _backends: Any = torch.backends
 _override: Implementation | None = None
 
@@ -50,6 +59,8 @@ def implementation_for(operation: Operation, *tensors: torch.Tensor) -> Implemen
         return _override
     if operation == "quantised":
         return "rounded" if _is_plain(first) else "torch"
+    if operation == "attention" and _rounds_attention(first):
+        return "rounded"
     return "onednn" if _runs_onednn(operation, first) else "torch"
 
 
@@ -67,14 +78,36 @@ def override_implementation(implementation: Implementation) -> Iterator[None]:
         _override = before
 
 
+@contextmanager
+def allow_rounded_attention() -> Iterator[None]:
+    """Allow this thread's attention to multiply in bfloat16 in the block where that is faster."""
+    before, _rounding.is_allowed = _rounding.is_allowed, True
+    try:
+        yield
+    finally:
+        _rounding.is_allowed = before
+
+
 def onednn_linear(
-    rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
+    rows: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    then: Literal["none", "swish"] = "none",
 ) -> torch.Tensor:
     """Return ``rows @ weight^T + bias`` by oneDNN, in new memory: ``[…, n, in]``, ``[out, in]``.
 
-    The weight can be packed, see :func:`packed_weight`.
+    The weight can be packed, see :func:`packed_weight`. ``then`` is applied to the sums, before
+    they are rounded.
     """
-    out: torch.Tensor = _onednn()(rows, weight, bias, "none", [], "")
+    out: torch.Tensor = _onednn()(rows, weight, bias, then, [], "")
+    return out
+
+
+def onednn_linear_times(
+    rows: torch.Tensor, weight: torch.Tensor, factor: torch.Tensor
+) -> torch.Tensor:
+    """Return ``(rows @ weight^T) * factor`` as :func:`onednn_linear` does, rounded once."""
+    out: torch.Tensor = _onednn().binary(rows, factor, weight, None, "mul")
     return out
 
 
@@ -118,6 +151,11 @@ def _runs_kernel(*tensors: torch.Tensor) -> bool:
     return bool(ragkv_kernels.runs_attend(*tensors))
 
 
+def _rounds_attention(rows: torch.Tensor) -> bool:
+    is_faster = rows.shape[-2] >= _FEWEST_ROWS and has_bfloat16_tiles()
+    return is_faster and _rounding.is_allowed and _is_plain(rows)
+
+
 def _runs_onednn(operation: Operation, rows: torch.Tensor) -> bool:
     product = _onednn()
     if product is None or not _is_plain(rows):
@@ -149,6 +187,11 @@ def has_quantised_products() -> bool:
 def has_bfloat16_products() -> bool:
     """Whether oneDNN multiplies bfloat16 numbers faster than float32 ones on this CPU."""
     return _onednn() is not None and _has_bfloat16_instructions()
+
+
+def has_bfloat16_tiles() -> bool:
+    """Whether the processor has instructions for whole bfloat16 matrices (AMX)."""
+    return _onednn() is not None and bool(_capability("amx_bf16"))
 
 
 @cache

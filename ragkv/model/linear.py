@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import cache, partial
 from typing import Literal
 
@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 from ragkv.model.architecture import backbone_of
 from ragkv.model.fingerprint import state_of
 from ragkv.model.implementation import (
+    allow_rounded_attention,
     has_bfloat16_products,
     has_quantised_products,
     implementation_for,
@@ -24,8 +25,8 @@ from ragkv.model.implementation import (
     packed_weight,
 )
 from ragkv.model.memory import total_bytes
-from ragkv.model.quantised import QuantisedWeight, is_quantised, joint_int4
-from ragkv.model.step_layer import Forward, step_forward, suits_steps
+from ragkv.model.pass_layer import Forward, pass_forward, suits_passes
+from ragkv.model.quantised import QuantisedWeight, is_quantised, joint_int4, joint_product
 
 _PACKED_SHARE, _QUANTISED_SHARE = 16, 2.8
 """Least multiple of the weights' bytes that the machine's memory must be to keep copies of them.
@@ -47,7 +48,7 @@ class _Patches:
     blocks
         Running blocks of :func:`fast_linear_layers`.
     layers, suited
-        Patched linear layers, and decoder layers with a patched step.
+        Patched linear layers, and patched decoder layers.
     state
         State of the weights that were copied.
     packed
@@ -62,7 +63,7 @@ class _Patches:
         self.blocks = 0
         self.layers: list[nn.Linear] = []
         self.suited: list[nn.Module] = []
-        self.step: Forward = step_forward
+        self.layer: Forward = pass_forward
         self.state: object = None
         self.packed: dict[nn.Linear, torch.Tensor] | None = None
         self.quantised: dict[nn.Linear, QuantisedWeight] = {}
@@ -75,7 +76,7 @@ class _Patches:
             linear = [layer for layer in model.modules() if type(layer) is nn.Linear]
             self.layers = [layer for layer in linear if _suits(layer)]
             decoder = backbone_of(model).layers
-            self.suited = [layer for layer in decoder if suits_steps(layer, self.layers)]
+            self.suited = [layer for layer in decoder if suits_passes(layer, self.layers)]
         state = state_of(model), self.rounds
         if state != self.state:
             self._weigh(total_bytes(model.device))
@@ -83,11 +84,11 @@ class _Patches:
         for layer in self.layers:
             layer.__dict__["forward"] = partial(self._forward, layer)
         for each in self.suited:
-            each.__dict__["forward"] = self.step(each)
+            each.__dict__["forward"] = self.layer(each)
 
     def _weigh(self, memory: int) -> None:
         """Decide which weights are copied; each copy is made at its first product."""
-        self.step = cache(partial(step_forward, weakref.proxy(self)))
+        self.layer = cache(partial(pass_forward, weakref.proxy(self)))
         known = self.layers if self.rounds and has_quantised_products() else []
         quantised = [layer for layer in known if is_quantised(layer.weight)]
         fits = sum(each.weight.nbytes for each in quantised) * _QUANTISED_SHARE <= memory
@@ -122,13 +123,14 @@ class _Patches:
         biases = [layer.bias.detach() for layer in layers if layer.bias is not None]
         if any(layer not in self.quantised for layer in layers) or 0 < len(biases) < len(layers):
             return each
-        int4 = joint_int4([self.quantised[layer] for layer in layers])
-        if int4 is None:
-            return each
-        bias = torch.cat(biases) if biases else None
-        return lambda rows: (
-            int4.product(rows, bias) if rows.shape[0] <= int4.most_rows else each(rows)
-        )
+        weights = [self.quantised[layer] for layer in layers]
+        int4, bias = joint_int4(weights), torch.cat(biases) if biases else None
+
+        def joint(rows: torch.Tensor) -> torch.Tensor:
+            found = joint_product(weights, rows, bias, int4)
+            return each(rows) if found is None else found
+
+        return joint
 
     def _product(self, layer: nn.Linear, rows: torch.Tensor) -> torch.Tensor:
         if self.packed is None or layer in self.quantised:
@@ -168,7 +170,8 @@ def fast_linear_layers(model: PreTrainedModel, *, ordinary: bool = False) -> Ite
     if not ordinary or patches.quantised:
         patches.threads.add(thread)
     try:
-        yield
+        with allow_rounded_attention() if patches.quantised else nullcontext():
+            yield
     finally:
         patches.threads.discard(thread)
         patches.blocks -= 1

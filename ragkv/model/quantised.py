@@ -22,6 +22,7 @@ from ragkv.model.implementation import (
     has_bfloat16_products,
     has_int4_products,
     onednn_linear,
+    onednn_linear_times,
     packed_weight,
 )
 
@@ -99,19 +100,11 @@ class QuantisedWeight:
 
         None if float32 is faster on this processor.
         """
-        count = rows.numel() // rows.shape[-1]
-        flat, int4 = rows.reshape(count, -1), self.int4 if count <= int4_rows() else None
-        if int4 is not None and count <= int4.most_rows:
-            return int4.product(flat, bias).view(*rows.shape[:-1], -1)
-        if not has_bfloat16_products():
-            return None
-        flat = functional.pad(flat.bfloat16(), (0, 0, 0, max(0, _FEWEST_ROWS - count)))
-        out = onednn_linear(flat, self._bfloat16)[:count]
-        product = out.float() if bias is None else out + bias
-        return product.view(*rows.shape[:-1], -1)
+        found = joint_product([self], rows.reshape(-1, rows.shape[-1]), bias)
+        return None if found is None else found.view(*rows.shape[:-1], -1)
 
     @cached_property
-    def _bfloat16(self) -> torch.Tensor:
+    def bfloat16(self) -> torch.Tensor:
         """The weight in bfloat16, as oneDNN arranges it."""
         return packed_weight(self.weight.bfloat16())
 
@@ -124,6 +117,46 @@ class QuantisedWeight:
         if int4 is not None or has_bfloat16_products():
             return int4
         return _int4_weight(self.weight, 8)  # with bfloat16, it pays after hundreds of steps
+
+
+def joint_product(
+    weights: Sequence[QuantisedWeight],
+    rows: torch.Tensor,
+    bias: torch.Tensor | None,
+    int4: Int4Weight | None = None,
+) -> torch.Tensor | None:
+    """Return products with weights of one input beside one another, ``[n, sum of outs]`` float32.
+
+    ``rows`` are ``[n, in]`` float32, ``int4`` is all weights' :func:`joint_int4`; by default one
+    weight's own. None if float32 is faster on this processor.
+    """
+    if len(rows) <= int4_rows():
+        int4 = int4 or (weights[0].int4 if len(weights) == 1 else None)
+        if int4 is not None and len(rows) <= int4.most_rows:
+            return int4.product(rows, bias)
+    if not has_bfloat16_products():
+        return None
+    narrow = functional.pad(rows.bfloat16(), (0, 0, 0, max(0, _FEWEST_ROWS - len(rows))))
+    found = [onednn_linear(narrow, each.bfloat16)[: len(rows)] for each in weights]
+    if len(found) == 1:
+        return found[0].float() if bias is None else found[0] + bias
+    widths = [part.shape[1] for part in found]
+    out = rows.new_empty(len(rows), sum(widths))
+    for into, part in zip(torch.split(out, widths, dim=1), found, strict=True):
+        into.copy_(part)
+    return out if bias is None else out.add_(bias)
+
+
+def gated_product(
+    rows: torch.Tensor, gate: QuantisedWeight, up: QuantisedWeight, down: QuantisedWeight
+) -> torch.Tensor:
+    """Return ``(silu(rows @ gate^T) * (rows @ up^T)) @ down^T``, ``[n, out]`` bfloat16.
+
+    ``rows`` are ``[n, in]``. Sums are float32; each product is rounded once.
+    """
+    narrow = rows.bfloat16()
+    gated = onednn_linear(narrow, gate.bfloat16, then="swish")
+    return onednn_linear(onednn_linear_times(narrow, up.bfloat16, gated), down.bfloat16)
 
 
 def joint_int4(weights: Sequence[QuantisedWeight]) -> Int4Weight | None:

@@ -7,6 +7,7 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 import torch
+from grids import GRIDS, on_a_grid, quantised_model
 from threads import each_in_a_thread
 from tiny import some_chunks, tiny_model, tiny_tokenizer
 from torch import nn
@@ -16,41 +17,20 @@ from ragkv import RagKV
 from ragkv.attend.forward import SubsetPass, joint_forward
 from ragkv.decode.prefill import rounding_kl
 from ragkv.engine.verify import check_model
-from ragkv.model import implementation, linear, quantised, step_layer
+from ragkv.model import implementation, linear, pass_layer, quantised
 from ragkv.model.implementation import (
     has_bfloat16_products,
     has_int4_products,
     has_quantised_products,
     override_implementation,
 )
-from ragkv.model.linear import arithmetic_of, fast_linear_layers
+from ragkv.model.linear import arithmetic_of, fast_linear_layers, in_float32
 from ragkv.model.lock import lock_of
 from ragkv.model.quantised import QuantisedWeight, int4_rows, is_quantised, joint_int4
 
 needs_products = pytest.mark.skipif(
     not has_quantised_products(), reason="this CPU has no such products"
 )
-
-GRIDS = {  # of GGUF's types: levels, and neighbours that share a grid
-    "Q4_0": (range(-8, 8), 32),
-    "Q4_1": (range(16), 32),
-    "Q5_0": (range(-16, 16), 32),
-    "Q6_K": (range(-32, 32), 16),
-    "Q8_0": (range(-127, 128), 32),
-}
-
-
-def on_a_grid(kind: str, out: int = 64, inner: int = 96) -> torch.Tensor:
-    """Make weights as a file of that type gives them, with scales of 16 bits."""
-    levels, group = GRIDS[kind]
-    shape = out, inner // group
-    generator = torch.Generator().manual_seed(len(kind) + len(levels))
-    chosen = torch.randint(levels[0], levels[-1] + 1, (*shape, group), generator=generator)
-    if kind == "Q8_0":
-        chosen[..., 0] = -127  # a group's largest number sets its step
-    step, low = torch.rand(2, *shape, 1, generator=generator).half().float()
-    weight = chosen * (step + 0.1) + (low - 0.5) * (kind == "Q4_1")
-    return weight.reshape(out, inner)
 
 
 @pytest.mark.parametrize("kind", GRIDS)
@@ -172,16 +152,6 @@ def test_8_bits_are_packed_only_without_bfloat16_products(monkeypatch):
     for has in (False, True):
         monkeypatch.setattr(quantised, "has_bfloat16_products", lambda has=has: has)
         assert (QuantisedWeight(on_a_grid("Q8_0")).int4 is None) == has
-
-
-def quantised_model(family: str = "llama", kind: str = "Q4_1") -> PreTrainedModel:
-    """A tiny model whose linear layers' weights are on a grid."""
-    model = tiny_model(family)
-    for layer in model.modules():
-        if isinstance(layer, nn.Linear):
-            weight = on_a_grid(kind, *layer.weight.shape)
-            layer.weight.data = weight / weight.std() * layer.weight.std()
-    return model
 
 
 Make = Callable[..., RagKV]
@@ -316,11 +286,16 @@ def test_the_check_says_how_near_they_are(engine):
     assert all(row.holds for row in rows[:-1])
 
 
-def step(model: Any, rows: int, chunks: list[str]) -> torch.Tensor:
-    """Compute a prompt's last rows again, as a step does."""
+def rows_again(model: Any, rows: int, chunks: list[str]) -> torch.Tensor:
+    """Compute a prompt's last rows again behind a float32 prefill, as a step or a repair does."""
+    head = model.get_output_embeddings()
+    head.weight.data = head.weight.data.roll(1, 1) + 0.01 * on_a_grid("Q8_0", *head.weight.shape)
+    assert not is_quantised(head.weight)  # rounded logits are 0.03 of a standard deviation apart
     with RagKV(model, tiny_tokenizer(), store=":memory:") as kv, lock_of(model):
-        kv.precompute(chunks)
-        ids, cache = np.array(kv.tokenize(" ".join(chunks))), kv.prefill(" ".join(chunks)).cache
+        with in_float32(model):
+            kv.precompute(chunks)
+            cache = kv.prefill(" ".join(chunks)).cache
+        ids = np.array(kv.tokenize(" ".join(chunks)))
         places = np.arange(len(ids) - rows, len(ids))
         return joint_forward(kv.loaded, [SubsetPass(ids, places, cache, keep=rows)])[0]
 
@@ -330,15 +305,33 @@ def bytes_model(family: str) -> PreTrainedModel:
     return quantised_model(family, "Q8_0")
 
 
+def like_transformers(model: PreTrainedModel) -> PreTrainedModel:
+    """The model, whose layers have hooks, so that passes do not replace them."""
+    for layer in model.model.layers:
+        layer.mlp.register_forward_hook(lambda *_: None)
+    return model
+
+
 @pytest.mark.parametrize("rows", [1, 5])
 @pytest.mark.parametrize("make", [tiny_model, quantised_model, bytes_model])
 @pytest.mark.parametrize("family", ["llama", "mistral-window", "qwen2", "qwen3"])
 def test_steps_are_those_of_transformers_layers(family, make, rows, monkeypatch):
-    monkeypatch.setattr(step_layer, "_tables", tables := Mock(wraps=step_layer._tables))
-    found, model = step(make(family), rows, some_chunks()), make(family)
+    monkeypatch.setattr(pass_layer, "_tables", tables := Mock(wraps=pass_layer._tables))
+    found = rows_again(make(family), rows, some_chunks())
     assert (calls := tables.call_count)
-    for layer in model.model.layers:
-        layer.mlp.register_forward_hook(lambda *_: None)
-    expected = step(model, rows, some_chunks())
+    expected = rows_again(like_transformers(make(family)), rows, some_chunks())
     assert tables.call_count == calls
     assert (found - expected).abs().max() < 0.03 * expected.std()
+
+
+@needs_products
+@pytest.mark.parametrize("make", [quantised_model, bytes_model])
+@pytest.mark.parametrize("family", ["llama", "mistral-window", "qwen2", "qwen3"])
+def test_passes_round_no_more_than_transformers_layers(family, make, monkeypatch):
+    with in_float32(exact := make(family)):
+        expected = rows_again(exact, 40, some_chunks())
+    found = rows_again(make(family), 40, some_chunks())
+    of_layers = rows_again(like_transformers(make(family)), 40, some_chunks())
+    rounding = (of_layers - expected).square().mean()
+    assert (found - expected).square().mean() <= 1.2 * rounding
+    assert torch.equal(found, of_layers) != has_bfloat16_products()
