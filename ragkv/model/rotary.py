@@ -35,7 +35,7 @@ class Table(NamedTuple):
     sin: torch.Tensor
     adjacent: bool = False
 
-    def at(self, rows: torch.Tensor) -> Table:
+    def at(self, rows: torch.Tensor | slice) -> Table:
         """Return the table of some of the tokens ``[rows]``."""
         return Table(self.cos[rows], self.sin[rows], self.adjacent)
 
@@ -111,13 +111,22 @@ def rotate(x: torch.Tensor, table: Table) -> torch.Tensor:
 
     Only the first ``rotary_dim`` channels rotate (Phi-3's partial rotary).
     """
-    a, b = table.channels
-    first, second = x[..., a].float(), x[..., b].float()
     out = torch.empty_like(x)
-    out[..., a] = first * table.cos - second * table.sin
-    out[..., b] = second * table.cos + first * table.sin
-    out[..., b.stop :] = x[..., b.stop :]
+    rotate_into(out, x, table)
     return out
+
+
+def rotate_into(out: torch.Tensor, x: torch.Tensor, table: Table) -> None:
+    """Write the rotation of ``x`` to a tensor in other memory, see :func:`rotate`."""
+    if not out.dtype == x.dtype == torch.float32:
+        out.copy_(rotate(x.float(), table))
+        return
+    a, b = table.channels
+    first, second = x[..., a], x[..., b]
+    # each product is rounded, as on a device
+    torch.mul(first, table.cos, out=out[..., a]).sub_(second * table.sin)
+    torch.mul(second, table.cos, out=out[..., b]).add_(first * table.sin)
+    out[..., b.stop :] = x[..., b.stop :]
 
 
 def add_rotated(to: torch.Tensor, x: torch.Tensor, table: Table) -> None:

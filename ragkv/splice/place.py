@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from itertools import groupby
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +13,7 @@ import torch
 
 from ragkv.chunk.kv import ChunkKV, LayeredKV
 from ragkv.model.loaded import ReusableModel
-from ragkv.model.rotary import RopeKind, Table, rotate
+from ragkv.model.rotary import RopeKind, Table, rotate, rotate_into
 from ragkv.model.streams import all_to_device, side_stream, to_device
 from ragkv.splice.buffer import Shift, SplicedCache
 from ragkv.splice.layout import Layout, Origin, Placed
@@ -125,13 +126,20 @@ def _put_on_host(
     kinds: Sequence[RopeKind],
     tables: Mapping[RopeKind, Table],
 ) -> None:
-    """Copy rows of some layers to their slots, then rotate all keys there."""
+    """Copy rows of some layers to their slots, and rotate the keys on the way."""
+    alike = [(kind, len(list(run))) for kind, run in groupby(kinds)]
     for entry, rows, slots in moves:
-        for into, cached in zip(target, entry.layers(layers), strict=True):
-            into[:, :, slots] = cached[:, :, rows].to(into.device)
-    for keys, kind in zip(target[0], kinds, strict=True):
-        table = tables[kind]
-        keys[:, : len(table.cos)] = rotate(keys[:, : len(table.cos)], table)
+        keys, values = (part[:, :, rows].to(target[0].device) for part in entry.layers(layers))
+        target[1][:, :, slots] = values
+        first = 0
+        for kind, count in alike:
+            some, into = keys[first : first + count], target[0][first : first + count]
+            table = tables[kind].at(slots)
+            if isinstance(slots, slice):
+                rotate_into(into[:, :, slots], some, table)
+            else:
+                into[:, :, slots] = rotate(some, table)
+            first += count
 
 
 def _clear(part: torch.Tensor, positions: _Index) -> None:
