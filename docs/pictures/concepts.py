@@ -177,7 +177,7 @@ def tree() -> Figure:
 def tiers() -> Figure:
     """Draw where a chunk's cache is read from."""
     figure, plot = _panel(1.7)
-    notes = {"device": "of a GPU: hot chunks", "memory": "2 GiB by default"}
+    notes = {"device": "of a GPU: hot chunks", "memory": "an eighth of it"}
     for at, (name, note) in enumerate({**notes, "store": "folder, Redis, S3: all"}.items()):
         _block(plot, 36 * at, 8, 28, "sink" if name == "store" else "cached", name)
         _say(plot, 36 * at, 5.5, note, size=8)

@@ -199,15 +199,14 @@ def _read_store_config(path: str | None, file: Path | None) -> StoreConfig:
 
 def _shared(store: StoreConfig, namespaces: int) -> StoreConfig:
     """Return one namespace's share of the budgets."""
-    from ragkv.model.memory import default_history
+    from ragkv.model.memory import budget_of
 
-    history = default_history() if store.history_bytes is None else store.history_bytes
     return replace(
         store,
-        memory_bytes=store.memory_bytes // namespaces,
+        memory_bytes=budget_of(store.memory_bytes) // namespaces,
         disk_bytes=store.disk_bytes and max(1, store.disk_bytes // namespaces),
         device_bytes=store.device_bytes and store.device_bytes // namespaces,
-        history_bytes=history // namespaces,
+        history_bytes=budget_of(store.history_bytes) // namespaces,
     )
 
 

@@ -26,7 +26,8 @@ class StoreConfig:
     path
         Folder of the store, or ``":memory:"``. ``None`` is the user's cache folder.
     memory_bytes
-        Budget of the memory tier in front of the disk, in bytes.
+        Budget of the memory tier in front of the disk, in bytes. ``None`` is an eighth of the
+        memory.
     disk_bytes
         Budget of each namespace's folder, in bytes. Beyond it, chunks that are cheap to compute and
         rarely requested are evicted. ``None`` means no limit.
@@ -44,7 +45,7 @@ class StoreConfig:
     """
 
     path: str | Path | None = None
-    memory_bytes: int = 2 << 30
+    memory_bytes: int | None = None
     disk_bytes: int | None = None
     read_only: bool = False
     device_bytes: int | None = None
@@ -55,8 +56,7 @@ class StoreConfig:
         wrong = self.path is not None and not isinstance(self.path, str | Path)
         if wrong or "\0" in str(self.path):
             raise ConfigError(f"store path must be a folder or ':memory:', not {self.path!r}")
-        check_number("memory_bytes", self.memory_bytes, 0, 2**60)
-        for name in ("disk_bytes", "device_bytes", "history_bytes"):
+        for name in ("memory_bytes", "disk_bytes", "device_bytes", "history_bytes"):
             if getattr(self, name) is not None:
                 check_number(name, getattr(self, name), int(name == "disk_bytes"), 2**60)
         check_bool("read_only", self.read_only)

@@ -29,7 +29,7 @@ from ragkv.model.default_model import DEFAULT_MODEL
 from ragkv.model.load import load_model
 from ragkv.model.loaded import LoadedModel, ReusableModel, require_reusable
 from ragkv.model.lock import lock_of
-from ragkv.model.memory import default_history
+from ragkv.model.memory import budget_of
 from ragkv.prompt.render import chat_head
 from ragkv.report.account import PrecomputeReport
 from ragkv.report.ingestion_progress import IngestionProgress
@@ -104,7 +104,7 @@ class Reuse:
             return Corpus(model, store, PassesBesideRequests(model), settings.codec)
 
         corpus = make(loaded)
-        budget = default_history() if settings.history_bytes is None else settings.history_bytes
+        budget = budget_of(settings.history_bytes)
         tree = PrefixTree(budget, costs) if budget else None
         history = History(loaded, tree, lambda: corpus.sinks.fingerprint)
         writable = not settings.read_only

@@ -18,7 +18,7 @@ from ragkv.model.fingerprint import Fingerprint
 from ragkv.model.folders import check_place
 from ragkv.model.load import check_device
 from ragkv.model.loaded import LoadedModel, require_reusable
-from ragkv.model.memory import default_history
+from ragkv.model.memory import budget_of
 from ragkv.select import method_of
 from ragkv.store.tiers.tier import MemoryTier
 
@@ -71,8 +71,7 @@ def tier_bytes(settings: StoreConfig, tiers: Iterable[MemoryTier], device: torch
     """Return the bytes of the store's tiers and the history that share memory with the model."""
     if device.type != "cpu":
         return sum(tier.budget for tier in tiers if tier.device.type == device.type)
-    history = settings.history_bytes
-    return int(settings.memory_bytes + (default_history() if history is None else history))
+    return budget_of(settings.memory_bytes) + budget_of(settings.history_bytes)
 
 
 def check_settings(

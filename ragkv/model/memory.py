@@ -49,9 +49,9 @@ def total_bytes(device: torch.device) -> int:
     return total
 
 
-def default_history() -> int:
-    """Return the default budget of the rows of earlier prompts, in bytes of the host's memory."""
-    return total_bytes(torch.device("cpu")) // 8
+def budget_of(nbytes: float | None) -> int:
+    """Return a budget of the host's memory in bytes; None is an eighth of it."""
+    return total_bytes(torch.device("cpu")) // 8 if nbytes is None else int(nbytes)
 
 
 def room_for_kv(loaded: ReusableModel, tokens: int, *, running: int, tiers: int) -> int:

@@ -10,7 +10,7 @@ import torch
 
 from ragkv.config import MEMORY, StoreConfig
 from ragkv.errors import ConfigError
-from ragkv.model.memory import free_bytes
+from ragkv.model.memory import budget_of, free_bytes
 from ragkv.store.backends import open_backend
 from ragkv.store.backends.backend import Backend
 from ragkv.store.backends.memory import MemoryBackend
@@ -77,11 +77,11 @@ def open_store(
     on_device = _device_bytes(config, device)
     tiers = [make(on_device, device=device)] if on_device else []
     if config.path == MEMORY:
-        budget: int | None = int(config.memory_bytes)
+        budget: int | None = budget_of(config.memory_bytes)
         backend: Backend = MemoryBackend(budget=budget, pin=pin, private=True)
     else:
         budget = config.disk_bytes
-        tiers.append(make(int(config.memory_bytes), pin=pin))
+        tiers.append(make(budget_of(config.memory_bytes), pin=pin))
         backend = open_backend(config, namespace)
     eviction = None if budget is None or config.read_only else Eviction(budget, costs)
     return TieredStore(

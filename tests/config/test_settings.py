@@ -46,7 +46,7 @@ def test_docstring_and_page_have_each_setting_with_its_default(kind):
     section = PAGE.partition(f": `{kind.__name__}`\n")[2].partition("\n## ")[0]
     assert set(re.findall(r"`(\w+)` \(", section)) == own.keys()
     for name, default in own.items():
-        shown = "2 GiB" if default == 2 << 30 else repr(default).replace("'", '"')
+        shown = repr(default).replace("'", '"')
         shown = "ReuseConfig()" if default == ReuseConfig() else shown
         assert f"`{name}` ({shown}" in section
 

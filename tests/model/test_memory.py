@@ -80,7 +80,7 @@ def test_a_pass_takes_more_with_more_tokens(kv):
 def test_a_request_waits_where_the_default_has_no_room(kv, monkeypatch):
     requests, seen = kv._requests, []
     assert requests.kv_bytes is None
-    assert requests.tiers == (2 << 30) + memory.default_history()
+    assert requests.tiers == 2 * memory.budget_of(None)
 
     def none(loaded, tokens, *, running, tiers):
         seen.append((tokens, running, tiers))

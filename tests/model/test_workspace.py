@@ -39,7 +39,7 @@ def test_a_containers_limit_is_the_memory(monkeypatch, tmp_path):
     for text, total in (("max\n", machines), ("1073741824\n", 1 << 30), (f"{1 << 60}", machines)):
         limit.write_text(text)
         assert memory.total_bytes(torch.device("cpu")) == total
-        assert memory.default_history() == total // 8
+        assert memory.budget_of(None) == total // 8
 
 
 def test_tensors_may_be_empty():

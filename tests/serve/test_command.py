@@ -158,9 +158,10 @@ def test_settings_are_options_and_those_of_the_store_a_file(opened, tmp_path):
 
 
 def test_a_store_config_in_json(opened, tmp_path):
-    (tmp_path / "store.json").write_text('{"codec": "int4", "history_bytes": 0}')
+    settings = {"codec": "int4", "history_bytes": 0, "memory_bytes": 9}
+    (tmp_path / "store.json").write_text(json.dumps(settings))
     run("--store", "s", "--store-config", str(tmp_path / "store.json"))
-    assert opened["store"] == StoreConfig("s", codec="int4", history_bytes=0, device_bytes=None)
+    assert opened["store"] == StoreConfig("s", **settings, device_bytes=None)
 
 
 def test_namespaces_share_the_budgets(opened, tmp_path):
