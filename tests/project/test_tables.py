@@ -146,6 +146,7 @@ def test_what_sections_claim_is_in_their_tables(tables, cells):
     assert f"are {between(answers, theirs)} faster than transformers'" in page
     assert f"`generate`, and {between(answers, peer)} faster than llama.cpp" in page
     machines = {
+        "first_token_amx": {"products": "quantised"},
         "first_token_ice_lake": {},
         "first_token_zen_4": {"products": "quantised"},
         "first_token_zen_5": {"products": "quantised"},
@@ -218,6 +219,7 @@ def test_the_readme_has_the_demo_s_figures(cells):
     index, chain = cells("demo_frameworks", "speed-up", "LlamaIndex", "LangChain")
     shown = f"the demo's first token arrives {index} (LlamaIndex) to {chain} (LangChain) sooner"
     others = cells("demo_frameworks", "Ice Lake, d8418e70")
+    others += cells("demo_frameworks", "AMX, 5d9f680b")
     others += cells("demo_frameworks", "Zen 5, caed7c80")
     others += cells("demo_frameworks", "Zen 5, float32, f18d9d2")
     assert f"{shown}, on other machines {min(others)} to {max(others)}" in sentences("README.md")
