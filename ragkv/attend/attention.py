@@ -175,7 +175,8 @@ def _attend(
         out = sparse.attend(query, key, value, rule, layer=layer, rows=rows)
     else:
         out = attend(query, key, value, rows, window, rule)
-    return functional.pad(out, (0, 0, unused, 0)).to(dtype)
+    out = functional.pad(out, (0, 0, unused, 0)) if unused else out
+    return out.to(dtype)
 
 
 @contextmanager
