@@ -59,7 +59,7 @@ class Rows:
         return len(self.places)
 
     def blocks(self, window: int | None, dtype: torch.dtype) -> list[Block]:
-        """Return the blocks for one window, the same for all layers."""
+        """Return the blocks for one window and dtype, the same for all layers."""
         if (window, dtype) not in self._blocks:
             self._blocks[window, dtype] = list(self._make(window, dtype))
         return self._blocks[window, dtype]

@@ -55,10 +55,10 @@ def pass_forward(patches: Any, layer: Any) -> Forward:
         one: Any = given.get("ragkv_pass")
         count = hidden.shape[1]
         patched = one is not None and threading.get_ident() in patches.threads
-        if not patched or implementation_for("quantised", hidden) != "rounded":
-            return type(layer).forward(layer, hidden, **given)
-        weights = gated_weights() if count > int4_rows() else []
-        if count > int4_rows() and not weights:
+        patched = patched and implementation_for("quantised", hidden) == "rounded"
+        is_few = count <= int4_rows()
+        weights = gated_weights() if patched and not is_few else []
+        if not patched or not (is_few or weights):
             return type(layer).forward(layer, hidden, **given)
         before, qkv, out, after, gate_up, down = parts()
         rows = hidden[0]

@@ -1,6 +1,5 @@
 """Attention in bfloat16 beside quantised products, on processors with such matrices (AMX)."""
 
-from collections.abc import Callable
 from functools import partial
 
 import numpy as np
@@ -102,16 +101,17 @@ def test_a_thread_rounds_only_in_its_own_block():
         with torch.no_grad():
             return implementation_for("attention", rows)
 
-    found: list[str | Callable[[], None]] = ["", ""]
+    found = []
 
     def elsewhere(_: object) -> None:
-        found[0] = chosen()
+        found.append(chosen())
 
     with allow_rounded_attention():
         with allow_rounded_attention():
             pass
         assert chosen() == "rounded"
         each_in_a_thread(elsewhere, [None])
+    assert len(found) == 1
     assert found[0] != "rounded"
     assert chosen() != "rounded"
 
