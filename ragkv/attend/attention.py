@@ -165,12 +165,12 @@ def _attend(
         if call.is_computed:
             return call.attended()
     sparse, unused, dtype = one.sparse, 0, query.dtype
-    if rule.is_softmax and implementation_for("attention", query, key, value) == "rounded":
-        query, key, value = query.bfloat16(), key.bfloat16(), value.bfloat16()
     if one.last_row_ends and layer == len(one.windows) - 1:
         unused = len(rows) - 1
         query, sparse = query[:, :, unused:], None
         rows = Rows(rows.places[unused:], rows.positions[unused:])
+    if rule.is_softmax and implementation_for("attention", query, key, value) == "rounded":
+        query, key, value = query.bfloat16(), key.bfloat16(), value.bfloat16()
     if sparse is not None and window is None:
         out = sparse.attend(query, key, value, rule, layer=layer, rows=rows)
     else:

@@ -47,8 +47,8 @@ class _Patches:
         Threads whose calls use the patches.
     blocks
         Running blocks of :func:`fast_linear_layers`.
-    layers, suited
-        Patched linear layers, and patched decoder layers.
+    layers, suited, head
+        Patched linear layers, patched decoder layers, and the layer of the logits.
     state
         State of the weights that were copied.
     packed
@@ -62,6 +62,7 @@ class _Patches:
         self.threads: set[int] = set()
         self.blocks = 0
         self.layers: list[nn.Linear] = []
+        self.head: nn.Module | None = None
         self.suited: list[nn.Module] = []
         self.layer: Forward = pass_forward
         self.state: object = None
@@ -75,6 +76,7 @@ class _Patches:
         if not self.blocks:
             linear = [layer for layer in model.modules() if type(layer) is nn.Linear]
             self.layers = [layer for layer in linear if _suits(layer)]
+            self.head = model.get_output_embeddings()  # type: ignore[no-untyped-call]
             decoder = backbone_of(model).layers
             self.suited = [layer for layer in decoder if suits_passes(layer, self.layers)]
         state = state_of(model), self.rounds
@@ -101,13 +103,14 @@ class _Patches:
         """Restore the layers' own ``forward``."""
         for layer in (*self.layers, *self.suited):
             del layer.__dict__["forward"]
-        self.layers, self.suited = [], []
+        self.layers, self.suited, self.head = [], [], None
 
     def _forward(self, layer: nn.Linear, rows: torch.Tensor) -> torch.Tensor:
         if threading.get_ident() in self.threads and rows.numel():
             quantised = self.quantised.get(layer)
             if quantised is not None and implementation_for("quantised", rows) == "rounded":
-                product = quantised.product(rows, layer.bias)
+                multiply = quantised.logits if layer is self.head else quantised.product
+                product = multiply(rows, layer.bias)
                 if product is not None:
                     return product
             if implementation_for("linear", rows) == "onednn":

@@ -42,6 +42,8 @@ _BLOCK = 1 << 20
 """Numbers of a weight that are packed at a time, to fit a processor's cache."""
 _SAMPLED = 32
 """Number of groups of a weight that decide whether it is quantised."""
+_EXACT_LOGITS = 16
+"""Largest logits of a row that are recomputed in float32."""
 
 _aten: Any = torch.ops.aten
 _int4_product: Any = getattr(_aten, "_weight_int4pack_mm_for_cpu", None)
@@ -102,6 +104,18 @@ class QuantisedWeight:
         """
         found = joint_product([self], rows.reshape(-1, rows.shape[-1]), bias)
         return None if found is None else found.view(*rows.shape[:-1], -1)
+
+    def logits(self, rows: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor | None:
+        """Return :meth:`product` with each row's largest numbers recomputed in float32.
+
+        Logits in bfloat16 are up to 0.25 apart, more than many leads of a likeliest token.
+        """
+        out = self.product(rows, bias)
+        if out is None:
+            return None
+        largest = out.topk(min(_EXACT_LOGITS, out.shape[-1])).indices
+        exact = (self.weight[largest] @ rows[..., None])[..., 0]
+        return out.scatter_(-1, largest, exact if bias is None else exact + bias[largest])
 
     @cached_property
     def bfloat16(self) -> torch.Tensor:

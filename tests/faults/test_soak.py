@@ -23,11 +23,19 @@ def test_only_quantised_products_widen_the_bound():
     for dtype, lead, expected in (
         ("float32", 0.25, "token 0"),
         ("float32, quantised products", 0.25, "near-tie"),
-        ("float32, quantised products", 0.375, "token 0"),
+        ("float32, quantised products", 0.55, "token 0"),
     ):
         question = KnownQuestion([], 1)
         question.learn(Answered(200, [Token("a", lead)], report={"dtype": dtype}))
         assert question.compare([Token("b", 1.0)]).startswith(expected)
+
+
+@pytest.mark.parametrize(("dtype", "change"), [("float32", 0.01), ("float32, quantised", 0.2)])
+def test_moved_leads_would_be_seen(dtype, change):
+    question = KnownQuestion([], 8)
+    question.learn(Answered(200, [Token("a", 1.0)] * 8, report={"dtype": dtype}))
+    assert question.compare([Token("a", 1.0), *[Token("a", 1.0 + change)] * 7]).startswith("leads")
+    assert question.compare([Token("a", 1.0)] * 8) == "same"
 
 
 def test_errors_out_of_form_would_be_seen():

@@ -24,7 +24,7 @@ from ragkv.model.implementation import (
     has_quantised_products,
     override_implementation,
 )
-from ragkv.model.linear import arithmetic_of, fast_linear_layers, in_float32
+from ragkv.model.linear import arithmetic_of, fast_linear_layers, in_float32, rounds_products
 from ragkv.model.lock import lock_of
 from ragkv.model.quantised import QuantisedWeight, int4_rows, is_quantised, joint_int4
 
@@ -180,6 +180,25 @@ def test_a_pass_and_a_full_prefill_compute_the_same(family):
         assert answers[0].token_ids == answers[1].token_ids
         assert answers[0].report.dtype == "float32, quantised products"
         assert full.report.dtype == "float32, quantised products"
+
+
+@needs_products
+@pytest.mark.parametrize("kind", ["Q4_1", "Q8_0"])
+@pytest.mark.parametrize("rows", [1, 2, 9, 40])
+def test_the_largest_logits_are_float32s(kind, rows):
+    """Rounded logits of 32 and more are 0.25 apart: equal ones have a wrong order."""
+    model, hidden = quantised_model(kind=kind), []
+    head = model.get_output_embeddings()
+    hook = head.register_forward_pre_hook(lambda _, given: hidden.append(given[0]))
+    with torch.no_grad(), lock_of(model), fast_linear_layers(model):
+        logits = model(input_ids=torch.arange(rows)[None]).logits[0]
+    hook.remove()
+    expected = nn.functional.linear(hidden[0][0], head.weight)
+    largest = expected.topk(8).indices
+    torch.testing.assert_close(logits.gather(1, largest), expected.gather(1, largest))
+    assert torch.equal(logits.argmax(-1), expected.argmax(-1))
+    if rounds_products(model) and has_bfloat16_products():
+        assert not torch.allclose(logits, expected, rtol=1e-4)
 
 
 @needs_products

@@ -32,7 +32,7 @@ CODE = {
     "ragkv/explain": 306,
     "ragkv/history": 634,
     "ragkv/ingest": 445,
-    "ragkv/model": 2168,
+    "ragkv/model": 2179,
     "ragkv/prompt": 1441,
     "ragkv/recompute": 293,
     "ragkv/report": 694,
@@ -48,7 +48,7 @@ CODE = {
     "examples": 547,
     "integrations": 5844,
     "kernels": 2417,
-    "tests": 31588,
+    "tests": 31618,
 }
 LAYOUT = {
     tokenize.COMMENT,
