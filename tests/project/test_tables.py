@@ -219,7 +219,7 @@ def test_the_readme_has_the_demo_s_figures(cells):
     index, chain = cells("demo_frameworks", "speed-up", "LlamaIndex", "LangChain")
     shown = f"the demo's first token arrives {index} (LlamaIndex) to {chain} (LangChain) sooner"
     others = cells("demo_frameworks", "Ice Lake, d8418e70")
-    others += cells("demo_frameworks", "AMX, 5d9f680b")
+    others += cells("demo_frameworks", "AMX, 65547ede")
     others += cells("demo_frameworks", "Zen 5, caed7c80")
     others += cells("demo_frameworks", "Zen 5, float32, f18d9d2")
     assert f"{shown}, on other machines {min(others)} to {max(others)}" in sentences("README.md")
