@@ -8,10 +8,10 @@ import torch
 from grids import quantised_model
 from threads import each_in_a_thread
 from tiny import some_chunks, tiny_model, tiny_tokenizer
-from torch.nn import functional
 from transformers import PreTrainedModel
 
 from ragkv import RagKV
+from ragkv.attend import attention
 from ragkv.attend.forward import SubsetPass, subset_forward
 from ragkv.model import implementation
 from ragkv.model.implementation import (
@@ -38,15 +38,15 @@ def tiles(monkeypatch):
 
 @pytest.fixture
 def dtypes(monkeypatch):
-    """The dtypes of torch's attention calls."""
+    """The dtypes of the layers' attention, whichever operation of torch computes it."""
     found = []
-    own = functional.scaled_dot_product_attention
+    own = attention.attend
 
-    def record(query, key, value, **given):
+    def record(query, key, value, *given):
         found.append({query.dtype, key.dtype, value.dtype})
-        return own(query, key, value, **given)
+        return own(query, key, value, *given)
 
-    monkeypatch.setattr(functional, "scaled_dot_product_attention", record)
+    monkeypatch.setattr(attention, "attend", record)
     return found
 
 

@@ -30,16 +30,17 @@ class Tolerance:
     """Mean change of the leads of ``COMPARED`` equal tokens or more."""
 
 
+COMPARED = 8
+"""Fewest equal tokens whose changes are averaged."""
 IN_FLOAT32 = Tolerance(near_tie=1e-3, mean_change=1e-3)
 QUANTISED = Tolerance(near_tie=0.5, mean_change=0.15)
 """Products rounded to bfloat16; a step's rows decide which weights it multiplies by.
 
-SmolLM2's leads differed from float32's by 0.03 on average, for one token of 100 by 0.11 or more,
-and by at most 0.31 (571 tokens on an Intel Xeon with AMX; the same with attention in float32 and in
-bfloat16). Under load they differed by at most 0.36, those of an answer by at most 0.08 on average
+SmolLM2's leads differed from float32's by 0.03 on average, and for one token of 100 by 0.11 or more
+(571 tokens, an Intel Xeon with AMX); by at most 0.15 with attention in float32, and 0.27 in
+bfloat16. Under load they differed by at most 0.36, those of an answer by at most 0.08 on average
 (310 answers). In float32 a lead changed by 4e-5.
 """
-COMPARED = 8
 EXACT = {"recompute_ratio": 1.0}
 """At ratio 1 an answer is the full prefill's, whichever chunks are found in the store."""
 
@@ -92,8 +93,8 @@ class KnownQuestion:
         pairs = list(zip(self.alone, tokens, strict=False))
         at = next((n for n, (a, b) in enumerate(pairs) if a.text != b.text), len(pairs))
         changes = [abs(a.lead - b.lead) for a, b in pairs[:at]]
-        if at >= COMPARED and statistics.fmean(changes) > self.tolerance.mean_change:
-            return f"leads of {at} equal tokens differ by {statistics.fmean(changes):.3g}"
+        if at >= COMPARED and (change := statistics.fmean(changes)) > self.tolerance.mean_change:
+            return f"leads of {at} equal tokens differ by {change:.3g}"
         if at == len(self.alone) == len(tokens):
             return "same"
         lead = self.alone[at].lead if at < len(self.alone) else float("inf")
