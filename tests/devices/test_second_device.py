@@ -43,8 +43,10 @@ def test_the_engine_on_a_second_device(file):
 @needs_a_second_device
 @pytest.mark.slow
 @pytest.mark.timeout(5400)
-def test_memory_that_runs_out_at_each_allocation_there():
-    run_on("second", OUT_OF_MEMORY, "slow")
+@pytest.mark.parametrize("file", [ENGINE, OUT_OF_MEMORY])
+def test_the_slow_ones_on_a_second_device(file):
+    """Among others, memory runs out at each allocation."""
+    run_on("second", file, "slow")
 
 
 @pytest.mark.gpu

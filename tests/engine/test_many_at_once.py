@@ -58,6 +58,12 @@ def endless(kv: RagKV) -> RagKV:
     return kv
 
 
+def with_chunks(make_engine: Make) -> RagKV:
+    kv = endless(make_engine())
+    kv.precompute(CHUNKS)
+    return kv
+
+
 def all_at_once(kv: RagKV, settings: Sequence[dict[str, Any]]) -> list[Completion]:
     """Ask the prompts, each in a thread; none begins to decode before all have arrived."""
     found: dict[int, Completion] = {}
@@ -129,8 +135,7 @@ def test_the_rows_of_a_joint_pass_are_those_of_passes_alone(make_engine):
 
 def test_steps_run_between_the_layers_of_a_prompt_and_change_nothing(make_engine, monkeypatch):
     monkeypatch.setattr(module, "MAX_WAIT_S", 0)
-    kv = endless(make_engine())
-    kv.precompute(CHUNKS)
+    kv = with_chunks(make_engine)
     settings = {"max_new_tokens": 80, "drafts": False}
     alone = kv.generate(PROMPTS[0], **settings).token_ids
     for method in ("query", "full"):
@@ -149,8 +154,7 @@ def test_steps_run_between_the_layers_of_a_prompt_and_change_nothing(make_engine
 
 def test_steps_run_while_chunks_are_encoded(make_engine, monkeypatch):
     monkeypatch.setattr(module, "MAX_WAIT_S", 0)
-    kv = endless(make_engine())
-    kv.precompute(CHUNKS)
+    kv = with_chunks(make_engine)
     settings = {"max_new_tokens": 80, "drafts": False}
     alone = kv.generate(PROMPTS[0], **settings).token_ids
     new, batch, within_step = some_chunks(12)[4:], batch_of(kv.loaded), list[bool]()
@@ -195,8 +199,7 @@ def test_no_pass_has_rows_on_both_sides_of_the_position_limit(monkeypatch):
 
 
 def test_a_failing_answer_leaves_the_others_alone(make_engine, monkeypatch):
-    kv = endless(make_engine())
-    kv.precompute(CHUNKS)
+    kv = with_chunks(make_engine)
     settings = {"max_new_tokens": ANSWER, "drafts": False}
     alone = [kv.generate(prompt, **settings).token_ids for prompt in PROMPTS]
     compute, found, errors = module.joint_forward, {}, []
@@ -227,8 +230,7 @@ def test_a_failing_answer_leaves_the_others_alone(make_engine, monkeypatch):
 @pytest.mark.parametrize("most", [1, 2, 3])
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_steps_that_do_not_fit_together_are_computed_in_parts(make_engine, monkeypatch, when, most):
-    kv = endless(make_engine())
-    kv.precompute(CHUNKS)
+    kv = with_chunks(make_engine)
     settings: dict[str, Any] = {"max_new_tokens": ANSWER, "logprobs": 5}
     alone = [kv.generate(prompt, **settings) for prompt in PROMPTS]
     compute, counts = module.joint_forward, list[int]()
@@ -252,8 +254,7 @@ def test_a_step_that_does_not_fit_beside_a_prompt_waits_for_its_end(
     make_engine, monkeypatch, answers
 ):
     monkeypatch.setattr(module, "MAX_WAIT_S", 0)
-    kv = endless(make_engine())
-    kv.precompute(CHUNKS)
+    kv = with_chunks(make_engine)
     settings: dict[str, Any] = {"max_new_tokens": 60, "drafts": False, "logprobs": 5}
     alone = [kv.generate(PROMPTS[at], **settings) for at in range(answers)]
     expected = kv.prefill(PROMPTS[3]).logits
@@ -277,8 +278,7 @@ def test_a_step_that_does_not_fit_beside_a_prompt_waits_for_its_end(
 
 
 def test_an_interrupted_leader_leaves_the_others_alone(make_engine, monkeypatch):
-    kv = endless(make_engine())
-    kv.precompute(CHUNKS)
+    kv = with_chunks(make_engine)
     settings = {"max_new_tokens": ANSWER, "drafts": False}
     alone = [kv.generate(prompt, **settings).token_ids for prompt in PROMPTS]
     compute, found, interrupted = module.joint_forward, {}, []
@@ -307,8 +307,7 @@ def test_an_interrupted_leader_leaves_the_others_alone(make_engine, monkeypatch)
 
 
 def test_a_closed_stream_leaves_the_others_alone(make_engine):
-    kv = endless(make_engine())
-    kv.precompute(CHUNKS)
+    kv = with_chunks(make_engine)
     settings = {"max_new_tokens": 40}
     alone = [kv.generate(prompt, **settings).token_ids for prompt in PROMPTS]
     streams = [kv.stream(prompt, **settings) for prompt in PROMPTS]
@@ -324,8 +323,7 @@ def test_a_closed_stream_leaves_the_others_alone(make_engine):
 
 
 def test_who_holds_the_model_is_not_waited_for(make_engine):
-    kv = endless(make_engine())
-    kv.precompute(CHUNKS)
+    kv = with_chunks(make_engine)
     stream = kv.stream(PROMPTS[0], max_new_tokens=60)
     next(stream)
     with kv.turn():
@@ -339,8 +337,7 @@ def test_who_holds_the_model_is_not_waited_for(make_engine):
 
 
 def test_frameworks_batch_without_a_new_argument(make_engine, monkeypatch):
-    kv = endless(make_engine())
-    kv.precompute(CHUNKS)
+    kv = with_chunks(make_engine)
     chat, llm = ChatRagKV(kv=kv, max_tokens=ANSWER), RagKVLLM(kv=kv, max_new_tokens=ANSWER)
     messages = [[HumanMessage(prompt[0]["content"])] for prompt in PROMPTS]
     texts = [prompt[0]["content"] for prompt in PROMPTS]

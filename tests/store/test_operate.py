@@ -31,10 +31,6 @@ def store() -> Iterator[ChunkStore]:
         yield opened
 
 
-def kinds_of(store: ChunkStore) -> list[tuple[str, str]]:
-    return [(problem.key, problem.kind) for problem in verify(store).problems]
-
-
 def test_stats_count(store):
     found = stats(store)
     assert (found.texts, found.documents, found.entries, found.expired) == (2, 2, 3, 0)

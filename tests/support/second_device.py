@@ -14,7 +14,7 @@ It computes on the CPU, and refuses and notes what a GPU would refuse or be slow
 import itertools
 import threading
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from typing import Any, NamedTuple, Self
@@ -132,9 +132,10 @@ class Tensor(torch.Tensor):
 
 def run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Do one operation of torch on the current stream."""
-    name, arguments = _signature(func)
-    given = {**dict(zip(arguments, args, strict=False)), **kwargs}
-    tensors = list(_tensors(given))
+    name, writes = _signature(func)
+    given = {**dict(zip(writes, args, strict=False)), **kwargs}
+    leaves = {key: _tensors(value) for key, value in given.items()}
+    tensors = [tensor for each in leaves.values() for tensor in each]
     ours = [tensor for tensor in tensors if isinstance(tensor, Tensor)]
     if ours and name not in _COPIES:
         _refuse_a_mixture(func, name, args, tensors)
@@ -144,10 +145,9 @@ def run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     made = _wrapped(out, ours)
     with _lock:
         work = _work()
-        for key, value in given.items():
-            alias = arguments[key].alias_info
-            if alias is None or alias.is_write:
-                _use(func, value, work, written=alias is not None)
+        for key, each in leaves.items():
+            if each and writes[key] is not False:
+                _use(func, each, work, written=bool(writes[key]))
         old = [each.memory for each in ours]
         new = [each for each in _tensors(made) if getattr(each, "memory", None) not in old]
         _use(func, new, work, written=True)
@@ -169,16 +169,19 @@ def run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 @cache
 def _signature(func: Any) -> tuple[str, dict[str, Any]]:
-    arguments = {argument.name: argument for argument in func._schema.arguments}
-    return func._schema.name.split("::")[1], arguments
+    """Return the name; by argument None if it is read, or viewed and whether it is written."""
+    infos = {each.name: each.alias_info for each in func._schema.arguments}
+    writes = {name: info and info.is_write for name, info in infos.items()}
+    return func._schema.name.split("::")[1], writes
 
 
-def _tensors(value: object) -> Iterator[torch.Tensor]:
+def _tensors(value: object) -> Sequence[torch.Tensor]:
+    """Return the tensors in lists, tuples and dictionaries."""
     if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, list | tuple | dict):
-        for each in value.values() if isinstance(value, dict) else value:
-            yield from _tensors(each)
+        return (value,)
+    if isinstance(value, list | tuple):
+        return [tensor for each in value for tensor in _tensors(each)]
+    return [t for each in value.values() for t in _tensors(each)] if isinstance(value, dict) else ()
 
 
 def _mapped(function: Callable[[Any], Any], value: Any) -> Any:
@@ -241,9 +244,9 @@ def _work() -> tuple[Stream, int]:
     return on, on.known[on.number]
 
 
-def _use(func: Any, value: object, work: tuple[Stream, int], *, written: bool) -> None:
+def _use(func: Any, tensors: Any, work: tuple[Stream, int], *, written: bool) -> None:
     on, number = work
-    for leaf in (leaf for leaf in _tensors(value) if isinstance(leaf, Tensor)):
+    for leaf in (leaf for leaf in tensors if isinstance(leaf, Tensor)):
         use = Use(*_bytes_of(leaf.raw), on.number, written)
         uses = leaf.memory.uses
         for old, last in uses.items():

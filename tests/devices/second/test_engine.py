@@ -31,6 +31,13 @@ PROMPT = [{"role": "user", "content": "\n\n".join(CHUNKS) + "\n\nWhat does it sa
 REUSED = 1
 """In a report's positions."""
 
+
+def slow(*cases):
+    """Mark cases that take seconds on a device that is written in Python."""
+    marks = [pytest.mark.slow] if DEVICE == "second" else []
+    return [pytest.param(*case, marks=marks) for case in cases]
+
+
 WITHOUT_TIES = [("llama", name) for name in method_names()] + [
     (family, "query")
     for family in ("qwen2", "qwen3", "gemma2", "gemma3", "gpt-oss", "phi3", "mistral-window")
@@ -68,7 +75,9 @@ def test_versions_are_those_of_the_cpu(make_engine, family):
     torch.testing.assert_close(*logits, atol=5e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize(("family", "ratio"), [("llama", 0.3), ("gemma3", 0.3), ("phi3", 1.0)])
+@pytest.mark.parametrize(
+    ("family", "ratio"), [("gemma3", 0.3), *slow(("llama", 0.3), ("phi3", 1.0))]
+)
 def test_a_conversation_goes_on(make_engine, family, ratio):
     """Rows of earlier turns stay in host memory, and new chunks are placed behind them."""
     answers = []
@@ -237,7 +246,7 @@ def test_the_check_holds(make_engine, monkeypatch):
 
 
 def test_the_benchmark_measures_there(make_engine):
-    loaded = make_engine(device=DEVICE).loaded
+    loaded = make_engine(device=DEVICE, layers=2).loaded
     plan = TtftPlan((400,), 64, ratios=(0.2,), tiers=("memory", "disk"), rounds=1)
     found = bench_ttft(loaded, plan)
     assert [(r["tier"], r["ratio"]) for r in found["rows"]] == [("memory", 0.2), ("disk", 0.2)]
@@ -253,7 +262,7 @@ def test_a_model_on_two_devices_is_refused():
 
 @pytest.mark.parametrize(
     ("family", "method", "drafts"),
-    [("llama", "query", False), ("llama", "full", True), ("gemma3", "query", True)],
+    [("gemma3", "query", True), *slow(("llama", "full", True), ("llama", "query", False))],
 )
 def test_an_ordinary_step_between_layers_is_no_part_of_the_prompts_pass(
     make_engine, monkeypatch, family, method, *, drafts

@@ -5,6 +5,7 @@ from functools import partial
 import pytest
 import ragkv_kernels
 import torch
+from pairwise import all_pairs
 from ragkv_kernels import CacheRows, RowTable, twins
 
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 3e-2}
@@ -37,19 +38,19 @@ def part(positions, cache):
     return CacheRows(ids, torch.tensor(positions).numpy(), *cache)
 
 
-@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-@pytest.mark.parametrize("window", [None, 20])
+PASSES = {
+    "steps": (4, 7, [[90], [33, 34], [0]]),
+    "repairs": (8, 3, [[3, 60, 61, 120, 121], [70]]),
+    "many": (32, 4, [list(range(40, 64)), [129]]),
+}
+
+
 @pytest.mark.parametrize(
-    ("rows", "group", "positions"),
-    [
-        (4, 7, [[90], [33, 34], [0]]),
-        (8, 3, [[3, 60, 61, 120, 121], [70]]),
-        (32, 4, [list(range(40, 64)), [129]]),
-    ],
-    ids=["steps", "repairs", "many"],
+    ("name", "window", "dtype"), all_pairs([*PASSES], [None, 20], [*TOLERANCE])
 )
-def test_rows_attend_to_their_own_caches(side, device, rows, group, positions, window, dtype):
+def test_rows_attend_to_their_own_caches(side, device, name, window, dtype):
     attend_rows, _ = side_of(side)
+    rows, group, positions = PASSES[name]
     width, scaling = 64, 0.125
     of = caches([max(each) + 1 for each in positions], width, dtype, device)
     table = table_of(rows, group, width, dtype, device)
