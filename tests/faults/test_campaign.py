@@ -17,6 +17,8 @@ from ragkv.errors import StoreError
 
 pytestmark = [pytest.mark.usefixtures("without_syncs"), needs_children]
 
+SLOW = [pytest.param(harm, marks=pytest.mark.slow) for harm in (replicas.cut_off, replicas.slow)]
+
 
 def test_each_fault_once():
     found = run_campaign(len(FAULTS))
@@ -25,7 +27,8 @@ def test_each_fault_once():
     assert not [line for o in found.values() for line in o.wrong + o.lost]
 
 
-def test_a_timeout_before_the_harm_is_no_wrong_answer(tmp_path, monkeypatch):
+@pytest.mark.parametrize("harm", [replicas.restarted, *SLOW])
+def test_a_timeout_before_the_harm_is_no_wrong_answer(harm, tmp_path, monkeypatch):
     """A busy machine can answer a store's first calls later than the far replica waits."""
     timeouts, own = iter([1, 1]), replicas.engine
 
@@ -36,7 +39,7 @@ def test_a_timeout_before_the_harm_is_no_wrong_answer(tmp_path, monkeypatch):
 
     monkeypatch.setattr(replicas, "engine", engine)
     case = Case(tmp_path, StoreConfig(tmp_path / "store"), random.Random(3), set())
-    replicas.restarted(case)
+    harm(case)
     assert next(timeouts, None) is None
     assert case.outcome.struck
     assert not case.outcome.wrong + case.outcome.lost

@@ -132,8 +132,8 @@ class Tensor(torch.Tensor):
 
 def run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Do one operation of torch on the current stream."""
-    name, writes = _signature(func)
-    given = {**dict(zip(writes, args, strict=False)), **kwargs}
+    name, arguments, uses = _signature(func)
+    given = {**dict(zip(arguments, args, strict=False)), **kwargs}
     leaves = {key: _tensors(value) for key, value in given.items()}
     tensors = [tensor for each in leaves.values() for tensor in each]
     ours = [tensor for tensor in tensors if isinstance(tensor, Tensor)]
@@ -145,9 +145,8 @@ def run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     made = _wrapped(out, ours)
     with _lock:
         work = _work()
-        for key, each in leaves.items():
-            if each and writes[key] is not False:
-                _use(func, each, work, written=bool(writes[key]))
+        for key, written in uses.items():
+            _use(func, leaves.get(key, ()), work, written=written)
         old = [each.memory for each in ours]
         new = [each for each in _tensors(made) if getattr(each, "memory", None) not in old]
         _use(func, new, work, written=True)
@@ -168,20 +167,20 @@ def run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 @cache
-def _signature(func: Any) -> tuple[str, dict[str, Any]]:
-    """Return the name; by argument None if it is read, or viewed and whether it is written."""
+def _signature(func: Any) -> tuple[str, list[str], dict[str, bool]]:
+    """Return the name, the arguments, and those not only viewed: whether each is written."""
     infos = {each.name: each.alias_info for each in func._schema.arguments}
-    writes = {name: info and info.is_write for name, info in infos.items()}
-    return func._schema.name.split("::")[1], writes
+    uses = {key: info is not None for key, info in infos.items() if info is None or info.is_write}
+    return func._schema.name.split("::")[1], list(infos), uses
 
 
 def _tensors(value: object) -> Sequence[torch.Tensor]:
-    """Return the tensors in lists, tuples and dictionaries."""
+    """Return a tensor, or those in lists and tuples."""
     if isinstance(value, torch.Tensor):
         return (value,)
     if isinstance(value, list | tuple):
         return [tensor for each in value for tensor in _tensors(each)]
-    return [t for each in value.values() for t in _tensors(each)] if isinstance(value, dict) else ()
+    return ()
 
 
 def _mapped(function: Callable[[Any], Any], value: Any) -> Any:
@@ -244,7 +243,7 @@ def _work() -> tuple[Stream, int]:
     return on, on.known[on.number]
 
 
-def _use(func: Any, tensors: Any, work: tuple[Stream, int], *, written: bool) -> None:
+def _use(func: Any, tensors: Sequence[Any], work: tuple[Stream, int], *, written: bool) -> None:
     on, number = work
     for leaf in (leaf for leaf in tensors if isinstance(leaf, Tensor)):
         use = Use(*_bytes_of(leaf.raw), on.number, written)

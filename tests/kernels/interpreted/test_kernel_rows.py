@@ -46,7 +46,7 @@ PASSES = {
 
 
 @pytest.mark.parametrize(
-    ("name", "window", "dtype"), all_pairs([*PASSES], [None, 20], [*TOLERANCE])
+    ("name", "window", "dtype"), all_pairs([*PASSES], [None, 20], [*TOLERANCE]), ids=str
 )
 def test_rows_attend_to_their_own_caches(side, device, name, window, dtype):
     attend_rows, _ = side_of(side)
