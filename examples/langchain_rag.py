@@ -48,10 +48,10 @@ def main(
         answer = (PROMPT | llm).invoke({"context": context, "input": QUESTION})
         answers[type(llm).__name__] = str(answer.text)
         print(f"{type(llm).__name__}: {answer.text}\n")
-    told = (
+    summary = (
         "{tokens[reused]} tokens reused; first token {ttft_s:.2f} s, whole answer {total_s:.2f} s"
     )
-    print(told.format_map(answer.response_metadata["ragkv"]))
+    print(summary.format_map(answer.response_metadata["ragkv"]))
     return answers
 
 

@@ -59,18 +59,18 @@ def demo(
     with open_engine(model, store=where, namespace="demo", reuse=reuse) as kv:
         chosen = TOPICS[:topics]
         chunks = corpus_chunks(chosen, kv.tokenizer, chunk_tokens)
-        asked = [question for topic, question in QUESTIONS if topic in chosen][:questions]
+        selected = [question for topic, question in QUESTIONS if topic in chosen][:questions]
         err.print(f"{len(chunks)} chunks of {len(chosen)} topics of the Python language reference.")
         seconds = _precompute(kv, chunks)
         with err.status("Embedding chunks and questions with all-MiniLM-L6-v2 …"):
             embedder = Embedder()
-            embedder.embed([*chunks, *asked])
+            embedder.embed([*chunks, *selected])
         frameworks = {}
         for each in ("llama-index", "langchain") if framework == "both" else (framework,):
             with err.status(f"{each}: setting up the pipeline …"):
                 made = import_module(f"in_{each.replace('-', '_')}")
                 ask = made.pipeline(kv, chunks, embedder, top_k, max_new_tokens)
-            pairs = _answer(each, kv, ask, asked)
+            pairs = _answer(each, kv, ask, selected)
             show_pairs(each, pairs)
             frameworks[each] = figures_of(pairs)
         name = kv.info.name
@@ -80,7 +80,7 @@ def demo(
         found = {
             "model": name,
             "chunks": len(chunks),
-            "questions": len(asked),
+            "questions": len(selected),
             "precompute_s": seconds,
             "frameworks": frameworks,
         }

@@ -18,7 +18,7 @@ from ragkv.cli.retrieval import Embedder
 
 
 class _Embeddings(Embeddings):
-    """The demo's embedder, as LangChain wants it."""
+    """The demo's embedder, in LangChain's interface."""
 
     def __init__(self, embedder: Embedder) -> None:
         self._embedder = embedder

@@ -19,7 +19,7 @@ from ragkv.cli.retrieval import Embedder
 
 
 class _Embedding(BaseEmbedding):
-    """The demo's embedder, as LlamaIndex wants it."""
+    """The demo's embedder, in LlamaIndex's interface."""
 
     _embedder: Embedder = PrivateAttr()
 

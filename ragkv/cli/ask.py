@@ -93,7 +93,7 @@ def ask(
         answer = {"question": question, "answer": completion.text, "chunks": found}
         say_json({**answer, "report": completion.report.to_dict()})
         return
-    told = f"\n\n{completion.report}"
+    footer = f"\n\n{completion.report}"
     if page:
-        told += f"\nA full prefill of the same prompt: {full:.3f} s.\nWrote {page}."
-    out.print(told, style="dim", markup=False, highlight=False, soft_wrap=True)
+        footer += f"\nA full prefill of the same prompt: {full:.3f} s.\nWrote {page}."
+    out.print(footer, style="dim", markup=False, highlight=False, soft_wrap=True)

@@ -53,9 +53,9 @@ def check(
                 found = measure(kv.loaded, kv.reuse.recompute_ratio if ratio is None else ratio)
             holds = found[0].holds
     if as_json:
-        told = {"model": name, "holds": holds, "checks": [asdict(row) for row in rows]}
+        report = {"model": name, "holds": holds, "checks": [asdict(row) for row in rows]}
         probed = [asdict(each) | {"kept": each.kept, "holds": each.holds} for each in found]
-        say_json(told | ({"quality": probed} if quality else {}))
+        say_json(report | ({"quality": probed} if quality else {}))
     else:
         table = Table("what", "holds", "detail", title=escape(name))
         for row in rows:

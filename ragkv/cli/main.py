@@ -51,8 +51,8 @@ app = typer.Typer(
 )
 
 
-def _show_version(wanted: bool) -> None:
-    if wanted:
+def _show_version(shown: bool) -> None:
+    if shown:
         out.print(f"ragkv {version('ragkv')}", highlight=False)
         raise typer.Exit
 

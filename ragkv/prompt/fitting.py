@@ -285,7 +285,7 @@ def _in_taken_roles(messages: Messages, refused: Refusals) -> Messages:
     A refused system message becomes the beginning of the next user message.
     """
     out: Messages = []
-    told = False  # the last one is a system message in the user's role
+    carries_system = False  # whether the last one is a system message in the user's role
     for given in messages:
         last = out[-1] if out else {"role": ""}
         system = given["role"] == "system"
@@ -295,13 +295,13 @@ def _in_taken_roles(messages: Messages, refused: Refusals) -> Messages:
         alike = last["role"] == message["role"] != "tool" and not (
             "tool_calls" in last or "tool_calls" in message
         )
-        if alike and (refused.repeats or told or (system and refused.systems)):
+        if alike and (refused.repeats or carries_system or (system and refused.systems)):
             texts = (last["content"], message["content"])
             out[-1] = {**last, "content": "\n\n".join(text for text in texts if text)}
-            told = told and moved
+            carries_system = carries_system and moved
         else:
             out.append(message)
-            told = moved
+            carries_system = moved
     return out
 
 
@@ -332,11 +332,11 @@ def with_definitions(
     The definitions stand behind the system message's text, or in one of their own.
     """
     lines = "\n".join(json.dumps(tool["function"]) for tool in tools)
-    told = _DEFINITIONS.format(tools=lines)
+    definitions = _DEFINITIONS.format(tools=lines)
     first, *rest = messages
     if first["role"] == "system":
-        return [{**first, "content": f"{first['content']}\n\n{told}"}, *rest]
-    return [{"role": "system", "content": told}, *messages]
+        return [{**first, "content": f"{first['content']}\n\n{definitions}"}, *rest]
+    return [{"role": "system", "content": definitions}, *messages]
 
 
 def as_text(messages: Iterable[Mapping[str, Any]], *, results: bool) -> list[dict[str, Any]]:

@@ -39,10 +39,10 @@ class HeadIndex:
     def candidates(self, hashes: Hashes) -> npt.NDArray[np.intp]:
         """Return the possible offsets of heads, from the hashes of all windows."""
         maybe = np.flatnonzero(self._seen[hashes >> self._shift])
-        wanted = hashes[maybe]
-        place = np.searchsorted(self._hashes, wanted)
+        found = hashes[maybe]
+        place = np.searchsorted(self._hashes, found)
         place[place == len(self._hashes)] = 0
-        offsets: npt.NDArray[np.intp] = maybe[self._hashes[place] == wanted]
+        offsets: npt.NDArray[np.intp] = maybe[self._hashes[place] == found]
         return offsets
 
     def whole(self, prompt: str, start: int, live: Collection[str]) -> str | None:

@@ -46,15 +46,15 @@ def render(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> Rendered:
         The prompt has a different type, a message contains e.g. an image, the tokenizer has no chat
         template, or the template refuses the messages.
     """
-    asked = prompt_of(prompt)
-    if isinstance(asked, str):
-        return Rendered(asked, not _starts_with_bos(asked, tokenizer))
-    if isinstance(asked, TokenIds):
-        text = tokenizer.decode(list(asked.ids), clean_up_tokenization_spaces=False)
+    checked = prompt_of(prompt)
+    if isinstance(checked, str):
+        return Rendered(checked, not _starts_with_bos(checked, tokenizer))
+    if isinstance(checked, TokenIds):
+        text = tokenizer.decode(list(checked.ids), clean_up_tokenization_spaces=False)
         return Rendered(str(text), add_special_tokens=False)
-    if not asked:
+    if not checked:
         raise ConfigError("the prompt has no message")
-    return Rendered(_apply_template(asked, tokenizer), add_special_tokens=False)
+    return Rendered(_apply_template(checked, tokenizer), add_special_tokens=False)
 
 
 def chat_head(tokenizer: PreTrainedTokenizerBase) -> str:

@@ -100,13 +100,13 @@ def test_a_missed_chunk_that_the_prompt_computed_is_not_computed_again(
     assert ran == len(encoded)
     plain.precompute(missed)
     for text in missed:
-        found, wanted = (each._store.get(text, sink.fingerprint).entry for each in (engine, plain))
+        found, expected = (kv._store.get(text, sink.fingerprint).entry for kv in (engine, plain))
         assert found is not None
-        assert wanted is not None
-        assert np.array_equal(found.token_ids, wanted.token_ids)
-        assert np.array_equal(found.offsets, wanted.offsets)
-        torch.testing.assert_close(found.keys, wanted.keys, atol=5e-5, rtol=1e-4)
-        torch.testing.assert_close(found.values, wanted.values, atol=5e-5, rtol=1e-4)
+        assert expected is not None
+        assert np.array_equal(found.token_ids, expected.token_ids)
+        assert np.array_equal(found.offsets, expected.offsets)
+        torch.testing.assert_close(found.keys, expected.keys, atol=5e-5, rtol=1e-4)
+        torch.testing.assert_close(found.values, expected.values, atol=5e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("stored", [True, False])

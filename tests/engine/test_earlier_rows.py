@@ -222,7 +222,7 @@ def test_rows_drift_once_and_by_all_repaired_ones(make_engine, left, family):
 
 
 @pytest.mark.parametrize(
-    ("made", "wanted", "served"),
+    ("made", "expected", "served"),
     [
         (0.2, 0.2, True),
         (0.2, 0.1, True),
@@ -236,14 +236,14 @@ def test_rows_drift_once_and_by_all_repaired_ones(make_engine, left, family):
         (0.0, 0.1, False),
     ],
 )
-def test_rows_serve_no_higher_ratio(make_engine, made, wanted, *, served):
+def test_rows_serve_no_higher_ratio(make_engine, made, expected, *, served):
     engine = make_engine()
     engine.precompute(CHUNKS)
     engine.generate(ask_apart(), recompute_ratio=made, max_new_tokens=3)
-    out = engine.prefill(ask_apart(), recompute_ratio=wanted)
+    out = engine.prefill(ask_apart(), recompute_ratio=expected)
     assert (out.report.tokens.history_repaired > 0) == served
     if not served:
-        cold = engine.prefill(ask_apart(), recompute_ratio=wanted, history=False)
+        cold = engine.prefill(ask_apart(), recompute_ratio=expected, history=False)
         torch.testing.assert_close(out.logits, cold.logits, atol=TOLERANCE, rtol=1e-4)
 
 

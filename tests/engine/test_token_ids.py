@@ -55,8 +55,8 @@ def test_the_prompt_has_exactly_these_tokens(kv):
         read = kv.prefill(TokenIds(ids), recompute_ratio=1)
         assert read.token_ids == ids
         assert read.report.tokens.prompt == len(ids)
-        wanted = kv.loaded.model(torch.tensor([ids])).logits[0, -1]
-        torch.testing.assert_close(read.logits, wanted, atol=1e-3, rtol=1e-3)
+        expected = kv.loaded.model(torch.tensor([ids])).logits[0, -1]
+        torch.testing.assert_close(read.logits, expected, atol=1e-3, rtol=1e-3)
 
 
 def test_the_answer_is_that_to_these_tokens(kv):
@@ -79,8 +79,8 @@ def test_chunks_are_found(kv):
             assert [use.text for use in read.report.chunks] == CHUNKS
             assert read.report.tokens.reused > 0.9 * by_text.tokens.reused > 0
             full = kv.prefill(TokenIds(ids), recompute_ratio=1)
-            wanted = kv.loaded.model(torch.tensor([ids])).logits[0, -1]
-            torch.testing.assert_close(full.logits, wanted, atol=1e-3, rtol=1e-3)
+            expected = kv.loaded.model(torch.tensor([ids])).logits[0, -1]
+            torch.testing.assert_close(full.logits, expected, atol=1e-3, rtol=1e-3)
 
 
 @pytest.mark.parametrize("kv", KINDS[:2], indirect=True)

@@ -65,13 +65,13 @@ def test_answers_go_on_while_the_store_is_out_of_reach(make_engine, link, harm):
     kv = make_engine(store=place, namespace=secrets.token_hex(4), layers=2)
     prompt = "\n\n".join([*CHUNKS, "What is assigned?"])
     kv.precompute(CHUNKS)
-    wanted = kv.generate(prompt, max_new_tokens=4, recompute_ratio=1, on_miss="skip")
-    assert len(wanted.report.chunks) == len(CHUNKS)
+    expected = kv.generate(prompt, max_new_tokens=4, recompute_ratio=1, on_miss="skip")
+    assert len(expected.report.chunks) == len(CHUNKS)
     getattr(link, harm)()
     sent = link.sent
     for _ in range(3):
         answer = kv.generate(prompt, max_new_tokens=4, on_miss="skip")
-        assert answer.token_ids == wanted.token_ids
+        assert answer.token_ids == expected.token_ids
         assert [miss.reason for miss in answer.report.misses] == ["unreadable"] * len(CHUNKS)
         with pytest.raises(StoreError):
             kv.precompute(["a new chunk of text " * 20])

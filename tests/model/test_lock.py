@@ -19,11 +19,11 @@ from ragkv.model.lock import ModelLock, end_openmp_threads
 def threads():
     return len(list(Path("/proc/self/task").iterdir()))
 
-def there_are(wanted):
+def there_are(expected):
     until = time.monotonic() + 10
-    while threads() != wanted and time.monotonic() < until:
+    while threads() != expected and time.monotonic() < until:
         time.sleep(0.01)  # a thread that has ended may be listed a moment longer
-    return threads() == wanted
+    return threads() == expected
 
 def compute():
     return torch.ones(1 << 22).mul_(2).sum().item()

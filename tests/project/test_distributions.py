@@ -129,11 +129,11 @@ def test_they_require_one_another_in_this_minor_version():
     for name, project in PROJECTS.items():
         extras = project.get("optional-dependencies", {}).values()
         for text in (*project["dependencies"], *(each for extra in extras for each in extra)):
-            wanted = Requirement(text)
-            if wanted.name in FOLDERS:
-                found.append((name, wanted.name))
-                assert wanted.specifier.contains(VERSION), text
-                assert not wanted.specifier.contains(later), text
+            expected = Requirement(text)
+            if expected.name in FOLDERS:
+                found.append((name, expected.name))
+                assert expected.specifier.contains(VERSION), text
+                assert not expected.specifier.contains(later), text
     assert sorted(found) == [
         ("langchain-ragkv", "ragkv"),
         ("llama-index-llms-ragkv", "ragkv"),

@@ -241,14 +241,14 @@ def test_every_direct_requirement_is_pinned():
     ]
     lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
     pinned = {_name(line) for line in lines if line and not line.startswith("#")}
-    wanted = [
+    expected = [
         each
         for project in projects
         for extra in (project["dependencies"], *project.get("optional-dependencies", {}).values())
         for each in extra
     ]
     own = {project["name"] for project in projects} - {"ragkv-bench"}
-    assert {_name(each) for each in wanted} - pinned == own
+    assert {_name(each) for each in expected} - pinned == own
 
 
 def _name(requirement: str) -> str:

@@ -136,12 +136,12 @@ def test_adding_and_discarding_agree_with_a_new_finder(data):
                 finder.add([text])
                 live.add(text.strip())
     assert len(finder) == len(live)
-    found, wanted = finder.find(prompt), ChunkFinder(live).find(prompt)
+    found, expected = finder.find(prompt), ChunkFinder(live).find(prompt)
     check(prompt, found, finder)
     assert [(s.start, s.end) for s in found if is_complete(s)] == [
-        (s.start, s.end) for s in wanted if is_complete(s)
+        (s.start, s.end) for s in expected if is_complete(s)
     ]
-    assert sum(s.end - s.start for s in found) == sum(s.end - s.start for s in wanted)
+    assert sum(s.end - s.start for s in found) == sum(s.end - s.start for s in expected)
 
 
 # --- registering ----------------------------------------------------------------------------
@@ -266,8 +266,8 @@ def test_cases_by_name_agree_with_the_reference(texts, prompts):
 def test_thousands_of_chunks_with_one_head():
     texts = [f"{HEAD * 5}{number * 7919 % 5003} {A}" for number in range(5000)]
     finder = ChunkFinder(texts)
-    wanted = [texts[0], texts[4999], texts[1234]]
-    assert where(finder, "\n\n".join(wanted)) == [(text, text) for text in wanted]
+    expected = [texts[0], texts[4999], texts[1234]]
+    assert where(finder, "\n\n".join(expected)) == [(text, text) for text in expected]
     assert where(finder, texts[77][:-20]) == [(texts[77][:-20], texts[77])]
     ((part, text),) = where(finder, HEAD * 5 + "another text altogether")
     assert part == HEAD * 5

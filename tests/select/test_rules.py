@@ -233,7 +233,7 @@ def test_who_asks_for_all_rows_leaves_the_attention_little_to_do(window, dtype, 
 @pytest.mark.parametrize("rule", [SOFTMAX, SINKS])
 @pytest.mark.parametrize("window", [None, 5])
 def test_a_kernel_sees_what_is_seen_without_it(monkeypatch, window, rule):
-    """As on a GPU, with the kernels' twins; where a gradient is wanted, there is no kernel."""
+    """As on a GPU, with the kernels' twins; where a gradient is required, there is no kernel."""
     generator = torch.Generator().manual_seed(0)
     query = torch.randn(1, 6, 7, 8, generator=generator)
     key, value = torch.randn(2, 1, 2, 17, 8, generator=generator)

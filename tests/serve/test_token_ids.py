@@ -30,21 +30,21 @@ def test_the_ids_that_are_sent_are_read(client, kv):
     ids = plain(kv, ODD)
     letters = [token for each in "statement" for token in plain(kv, each)]
     sent = [ids, ids[:-1], ids[1:], letters, [kv.tokenizer.bos_token_id, *letters], [7, 7, 300, 9]]
-    wanted = [kv.generate(TokenIds(each), max_new_tokens=4) for each in sent]
-    assert [each.report.tokens.prompt for each in wanted] == list(map(len, sent))
-    for each, one in zip(sent, wanted, strict=True):
+    expected = [kv.generate(TokenIds(each), max_new_tokens=4) for each in sent]
+    assert [each.report.tokens.prompt for each in expected] == list(map(len, sent))
+    for each, one in zip(sent, expected, strict=True):
         answer = client.post(TEXT, json={"prompt": each, "max_tokens": 4}).json()
         assert answer["usage"]["prompt_tokens"] == len(each)
         assert answer["choices"][0]["text"] == one.text
     body = {"prompt": sent, "max_tokens": 4}
     together = client.post(TEXT, json=body).json()
     assert together["usage"]["prompt_tokens"] == sum(map(len, sent))
-    assert [each["text"] for each in together["choices"]] == [each.text for each in wanted]
+    assert [each["text"] for each in together["choices"]] == [each.text for each in expected]
     streamed = [""] * len(sent)
     for piece in events(client.post(TEXT, json={**body, "stream": True}).text):
         (choice,) = piece["choices"]
         streamed[choice["index"]] += choice["text"]
-    for read, one in zip(streamed, wanted, strict=True):
+    for read, one in zip(streamed, expected, strict=True):
         assert read == one.text or "\ufffd" in one.text  # bytes of no character
 
 

@@ -106,10 +106,10 @@ def test_a_forced_call_that_is_cut_off(client_and_engine, make_say, tokens, argu
         there, here = (each.generate(chat, max_new_tokens=tokens) for each in (remote, kv))
     assert there.text == here.text
     assert there.openai_finish_reason == here.openai_finish_reason == "length"
-    found, wanted = (
+    found, expected = (
         [(call.name, call.text) for call in each.invalid_tool_calls] for each in (there, here)
     )
-    assert found == wanted
+    assert found == expected
 
 
 def test_the_client_asks_for_one_call(client_and_engine, make_say):

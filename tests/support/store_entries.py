@@ -50,17 +50,17 @@ def texts_in(store: ChunkStore | MemoryTier) -> list[str]:
     return sorted(store.texts())
 
 
-def same(found: ChunkKV | None, wanted: ChunkKV) -> bool:
+def same(found: ChunkKV | None, expected: ChunkKV) -> bool:
     """Whether two entries are equal to the last bit."""
     return (
         found is not None
-        and found.text == wanted.text
+        and found.text == expected.text
         and found.token_ids.dtype == found.offsets.dtype == np.int32
-        and np.array_equal(found.token_ids, wanted.token_ids)
-        and np.array_equal(found.offsets, wanted.offsets)
-        and found.keys.dtype == wanted.keys.dtype
-        and torch.equal(found.keys, wanted.keys)
-        and torch.equal(found.values, wanted.values)
+        and np.array_equal(found.token_ids, expected.token_ids)
+        and np.array_equal(found.offsets, expected.offsets)
+        and found.keys.dtype == expected.keys.dtype
+        and torch.equal(found.keys, expected.keys)
+        and torch.equal(found.values, expected.values)
     )
 
 

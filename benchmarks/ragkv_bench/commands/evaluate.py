@@ -122,8 +122,8 @@ def evaluate_command(
             from ragkv_bench.probes import run
             from ragkv_bench.probes.sets import probe_sets
 
-            asked, text = options.parts_of(probe), read_haystack(haystack)
-            made = probe_sets(kv, asked, text, lengths, count=limit or 20, seed=seed, data=examples)
+            parts, text = options.parts_of(probe), read_haystack(haystack)
+            made = probe_sets(kv, parts, text, lengths, count=limit or 20, seed=seed, data=examples)
             with options.interruptible(json_path):
                 found = run.evaluate_probes(kv, made, **how)
             options.finish(found, [run.table(found)], json_path)

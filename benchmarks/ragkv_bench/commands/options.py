@@ -33,7 +33,7 @@ AuxiliaryModel = Annotated[
 
 
 def finish(found: Found, tables: Iterable[Table], json_path: Path | None) -> None:
-    """Write a result where it is wanted, and print its tables."""
+    """Write a result to its file, and print its tables."""
     if json_path is not None:
         write(json_path, found)
     for each in tables:

@@ -153,8 +153,8 @@ def _field(row: dict[str, Any], name: str, kind: type[Value], where: str = "") -
         raise ValueError(f"field {where}{name} is missing")
     value = row[name]
     if not isinstance(value, kind):
-        wanted = "string" if kind is str else "list"
-        raise ValueError(f"{where}{name} must be a {wanted}, not {type(value).__name__}")
+        expected = "string" if kind is str else "list"
+        raise ValueError(f"{where}{name} must be a {expected}, not {type(value).__name__}")
     if not (value.strip() if isinstance(value, str) else value):
         raise ValueError(f"{where}{name} is empty")
     return value

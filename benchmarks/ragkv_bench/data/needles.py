@@ -2,7 +2,7 @@
 
 Source: RULER, arXiv 2404.06654, section 3 and ``niah`` of its data scripts: sentences
 of the form "One of the special magic numbers for KEY is: VALUE." are put between the
-sentences of an unrelated text, at depths drawn from 40 even steps, and asked for
+sentences of an unrelated text, at depths drawn from 40 even steps, and requested
 afterwards. Here the text is then cut into chunks, as retrieval would have it.
 """
 
@@ -42,7 +42,7 @@ Hay = Sequence[tuple[str, int]]
 
 @dataclass(frozen=True, slots=True)
 class Hidden:
-    """What an example hides and asks for.
+    """The hidden keys and values of an example, and the requested ones.
 
     ``needles`` has the sentences in their order, and whether they hold an answer. ``hay`` is the
     text around them; where it is empty, the text is a haystack.
@@ -75,7 +75,7 @@ def build_needles(
     Parameters
     ----------
     kind
-        ``single``: one key, one value. ``multikey``: one of four keys is asked for.
+        ``single``: one key, one value. ``multikey``: one of four keys is requested.
         ``multivalue``: all four values of one key. ``multiquery``: four keys' values.
     tokens
         Length of prompt and longest answer together, in tokens, as RULER counts it;
@@ -174,9 +174,9 @@ def _hide(kind: str, draw: random.Random) -> Hidden:
     keys = draw_keys(draw, keys_count)
     values = [str(number) for number in draw.sample(range(10**6, 10**7), keys_count * each)]
     of_key = {key: values[each * i : each * (i + 1)] for i, key in enumerate(keys)}
-    asked = keys if kind == "multiquery" else keys[:1]
-    answers = tuple(value for key in asked for value in of_key[key])
-    listed = asked[0] if len(asked) == 1 else f"{', '.join(asked[:-1])}, and {asked[-1]}"
+    named = keys if kind == "multiquery" else keys[:1]
+    answers = tuple(value for key in named for value in of_key[key])
+    listed = named[0] if len(named) == 1 else f"{', '.join(named[:-1])}, and {named[-1]}"
     one = len(answers) == 1
     what = f"{'is the' if one else 'are all the'} special magic number{'s' * (not one)}"
     needles = [

@@ -38,12 +38,12 @@ _ASK = f"If this is not in the documents, write: {MISSING}."
 
 
 def _hide(draw: random.Random) -> Hidden:
-    asked, *others = draw_keys(draw, 4)
+    missing, *others = draw_keys(draw, 4)
     needles = tuple(
         (f"The manager of project {key} started work in {draw.randint(1900, 2020)}.", False)
         for key in others
     )
-    question = f"In which year did the manager of project {asked} start work? {_ASK}"
+    question = f"In which year did the manager of project {missing} start work? {_ASK}"
     return Hidden("abstention", needles, question, (MISSING,))
 
 

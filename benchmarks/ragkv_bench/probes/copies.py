@@ -10,7 +10,7 @@ from ragkv_bench.data.needle_words import ADJECTIVES, NOUNS
 from ragkv_bench.data.needles import Hidden, Hide, draw_keys
 
 RECORDS = 3
-"""Records in a prompt, the one that is asked for among them."""
+"""Records in a prompt, with the requested one among them."""
 
 
 def _code(draw: random.Random) -> str:
@@ -25,10 +25,10 @@ _SHAPES = shapes(ADJECTIVES, NOUNS) | {"code": ("download command", _code)}
 def _hide(shape: str, draw: random.Random) -> Hidden:
     what, value = _SHAPES[shape]
     records = {key: value(draw) for key in draw_keys(draw, RECORDS)}
-    asked = next(iter(records))
-    needles = [(statement(what, key, record), key == asked) for key, record in records.items()]
+    requested = next(iter(records))
+    needles = [(statement(what, key, record), key == requested) for key, record in records.items()]
     draw.shuffle(needles)
-    return Hidden("copy", tuple(needles), question(what, asked), (records[asked],))
+    return Hidden("copy", tuple(needles), question(what, requested), (records[requested],))
 
 
 KINDS: dict[str, Hide] = {shape: partial(_hide, shape) for shape in _SHAPES}

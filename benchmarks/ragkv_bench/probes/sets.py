@@ -77,8 +77,8 @@ def probe_sets(
         if name == "abstention" and data is not None:
             sets.append(ProbeSet(name, None, abstention.without_gold(data, count, seed)))
             continue
-        asked = lengths if name == "length" else lengths or TOKENS
-        for tokens in length.within(kv.info.positions, asked, kv.info.name):
+        sizes = lengths if name == "length" else lengths or TOKENS
+        for tokens in length.within(kv.info.positions, sizes, kv.info.name):
             kinds: dict[str, list[Example]] = {kind: [] for kind in PROBES[name]}
             for number, kind in zip(range(count), itertools.cycle(kinds), strict=False):
                 own = f"{name}_{kind}_{tokens}_{seed}_{number:04d}"

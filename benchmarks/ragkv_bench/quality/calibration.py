@@ -86,8 +86,8 @@ class Calibration:
 
         Raises NotShownError: there is none; the message says how near the data comes.
         """
-        wanted = ("holds", "likely") if accept_likely else ("holds",)
-        found = [trial for trial in self.trials if trial.verdict in wanted]
+        accepted = ("holds", "likely") if accept_likely else ("holds",)
+        found = [trial for trial in self.trials if trial.verdict in accepted]
         if found:
             return found[-1]
         first = self.trials[0]

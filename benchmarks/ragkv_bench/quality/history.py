@@ -120,8 +120,8 @@ def evaluate_history(
     against: list[Reference] = []
     total = len(requests) * (1 + len(SETTINGS))
     with tqdm(total=total, disable=not show_progress, desc=FULL) as bar:
-        for number, asked in enumerate(prompts):
-            full = kv.prefill(asked, method=FULL, history=False)
+        for number, request in enumerate(prompts):
+            full = kv.prefill(request, method=FULL, history=False)
             visits.append(_visit(FULL, number, full.report, Fidelity(kl=0.0, agreement=1.0)))
             against.append(reference(kv, full))
             bar.update()
@@ -130,13 +130,13 @@ def evaluate_history(
             keeps = reuse.override(history=setting != "no history")
             with RagKV(kv.loaded, store=_STORE, reuse=keeps) as engine:
                 engine.precompute(texts)
-                for number, asked in enumerate(prompts):
-                    prefilled = engine.prefill(asked)
+                for number, request in enumerate(prompts):
+                    prefilled = engine.prefill(request)
                     with engine.turn():  # comparing is no idle time
                         near = fidelity(engine, prefilled, against[number])
                     visits.append(_visit(setting, number, prefilled.report, near))
                     if keeps.history:
-                        engine.generate(asked, max_new_tokens=1)
+                        engine.generate(request, max_new_tokens=1)
                     if setting == "history, idle":
                         engine.wait()
                     bar.update()

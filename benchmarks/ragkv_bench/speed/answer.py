@@ -149,21 +149,21 @@ def _measure(
         method = _method_of(name)
         if get_method(method).uses_chunks:
             engines[_decoder_of(name)].precompute(trace.chunks, method=method, sink=trace.sink)
-    for asked, ids in zip(trace.prompts, trace.ids, strict=True):
+    for prompt, ids in zip(trace.prompts, trace.ids, strict=True):
         full.append(transformers_answer(engines[None].loaded.model, [ids], count))
         for setting, times in own.items():
             kv = engines[_decoder_of(setting[0])]
-            times.append(_answer(kv, trace, asked, setting, count))
+            times.append(_answer(kv, trace, prompt, setting, count))
         bar.update()
     return full[1:], {setting: times[1:] for setting, times in own.items()}
 
 
 def _answer(
-    kv: RagKV, trace: RequestTrace, asked: Prompt, setting: Setting, count: int
+    kv: RagKV, trace: RequestTrace, prompt: Prompt, setting: Setting, count: int
 ) -> AnswerTime:
     def generate() -> ReuseReport:
         return kv.generate(
-            asked,
+            prompt,
             max_new_tokens=count,
             method=_method_of(setting[0]),
             recompute_ratio=setting[1],

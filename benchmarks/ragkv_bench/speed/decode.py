@@ -293,12 +293,12 @@ def _quality(loaded: ReusableModel, plan: DecodePlan, tokens: int) -> dict[str, 
         text = prompt(example, chat=bool(tokenizer.chat_template))
         ids = tokenize(render(text, tokenizer), tokenizer).ids
         longest = TASKS[example.task].max_new_tokens
-        asked = _prompt(loaded, ids, longest, len(ids))
-        answer = asked.draw(loaded, OFF, longest, ignore_eos=False).token_ids
-        dense = asked.followed(loaded, OFF, answer)
+        computed = _prompt(loaded, ids, longest, len(ids))
+        answer = computed.draw(loaded, OFF, longest, ignore_eos=False).token_ids
+        dense = computed.followed(loaded, OFF, answer)
         for sparse, figures in found.items():
-            own = asked.draw(loaded, sparse, longest, ignore_eos=False).token_ids
-            near = compared(asked.followed(loaded, sparse, answer), dense, tokens=len(answer))
+            own = computed.draw(loaded, sparse, longest, ignore_eos=False).token_ids
+            near = compared(computed.followed(loaded, sparse, answer), dense, tokens=len(answer))
             figures.append((near.kl, score(example, str(tokenizer.decode(own)))))
     means = {sparse: np.mean(figures, axis=0).tolist() for sparse, figures in found.items()}
     return {sparse: {"kl": kl, "needles": needles} for sparse, (kl, needles) in means.items()}

@@ -81,7 +81,7 @@ class Tail:
         question, tokenizer = target.question, self._loaded.tokenizer
         query_ids = tokenize(Rendered(question.query, add_special_tokens=False), tokenizer).ids
         head = len(self._sink_ids)
-        hidden, chunks, wanted = [], [], []
+        hidden, chunks, expected = [], [], []
         for span, scores, offsets in zip(
             question.spans, target.scores, target.offsets, strict=True
         ):
@@ -90,8 +90,8 @@ class Tail:
             check_length(len(ids), self._loaded, question.id)
             hidden.append(self._below(ids))
             chunks.append(slice(head, head + len(own)))
-            wanted.append(map_scores(scores, offsets, own.offsets))
-        weights = torch.from_numpy(np.concatenate(wanted))
+            expected.append(map_scores(scores, offsets, own.offsets))
+        weights = torch.from_numpy(np.concatenate(expected))
         if not weights.sum() > 0:
             raise ConfigError(f"example {question.id}: the query attends to none of the chunks")
         target_weights = (weights / weights.sum()).to(self._loaded.device)

@@ -29,18 +29,18 @@ def _needles(example):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_hides_and_asks_as_ruler_does(kind):
-    hidden, wanted = KINDS[kind]
+    hidden, expected = KINDS[kind]
     for example in build_needles(HAYSTACK, tiny_tokenizer(), kind, 1500, count=4, seed=7):
         assert example.task == f"niah_{kind}"
         needles = _needles(example)
         assert len(needles) == len(set(needles)) == hidden
-        assert len(set(example.answers)) == len(example.answers) == wanted
+        assert len(set(example.answers)) == len(example.answers) == expected
         gold = [needle for needle in needles if any(a in needle for a in example.answers)]
-        assert len(gold) == wanted
+        assert len(gold) == expected
         keys = {needle.split(" for ")[1].split(" is: ")[0] for needle in gold}
         assert len(keys) == (4 if kind == "multiquery" else 1)
         assert all(key in example.question for key in keys)
-        assert ("What is the" in example.question) == (wanted == 1)
+        assert ("What is the" in example.question) == (expected == 1)
         for chunk in example.chunks:
             assert chunk.is_gold == any(needle in chunk.text for needle in gold)
         assert all(a.isdigit() and len(a) == 7 for a in example.answers)

@@ -62,8 +62,8 @@ def test_peers_are_measured_by_the_slope_between_two_answers(measured):
     rows, peer = [row for row in measured[0]["rows"] if row["engine"] == "peer"], measured[1]
     assert all(row["ms_per_token"] == pytest.approx(100) for row in rows)
     turns = (3, 3, 9, 3, 9, 3, 9)  # a short answer to warm up, then both in turn
-    wanted = [(row["tokens"], n) for row in rows for n in turns for _ in range(row["concurrent"])]
-    assert [(len(ids), count) for ids, count in peer.asked] == wanted
+    expected = [(row["tokens"], n) for row in rows for n in turns for _ in range(row["concurrent"])]
+    assert [(len(ids), count) for ids, count in peer.asked] == expected
     assert len({ids for ids, _ in peer.asked}) == len(PLAN.tokens) * max(PLAN.concurrent)
 
 

@@ -76,7 +76,7 @@ def test_rows_over_all_and_by_turn():
     ]
     everything, first, second = rows_of(answers, wall_s=10.0)
     assert [row["turns"] for row in (everything, first, second)] == ["all", "1", "2"]
-    wanted = {
+    expected = {
         "requests": 4,
         "errors": 2,
         "errors_by_kind": {"503": 1, "cut off": 1},
@@ -88,7 +88,7 @@ def test_rows_over_all_and_by_turn():
         "counted": 1,
         "sources": {"sink": 0.2, "fresh": 0.8},
     }
-    assert everything | wanted == everything
+    assert everything | expected == everything
     assert (first["ttft_p99_s"], second["ttft_p99_s"]) == (1.0, 0.5)
     (nothing,) = rows_of([answered(error="503", ttft_s=None)], wall_s=1.0)
     assert nothing["ttft_p50_s"] is None

@@ -29,8 +29,8 @@ if mode == "dies":
     sys.exit(3)
 assert sys.argv[1:3] == ["-m", "vllm.entrypoints.openai.api_server"], sys.argv
 options = sys.argv[3:]
-for wanted in ("--enforce-eager", "--enable-prefix-caching"):
-    assert wanted in options
+for expected in ("--enforce-eager", "--enable-prefix-caching"):
+    assert expected in options
 value = lambda name: options[options.index(name) + 1]
 assert (value("--dtype"), value("--block-size")) == ("float32", "32")
 assert float(value("--gpu-memory-utilization")) <= 0.5  # ragkv has the model, too

@@ -57,10 +57,10 @@ def test_the_causal_area_is_the_plain_count(rows: list[int], window: int | None)
 def test_the_bound_is_the_rows_share_of_each_part():
     costs = Costs(50, 2.0, (0.5, 0.25), (None, 8))
     rows = np.array([3, 17, 48, 49])
-    wanted = 4 / 50 * 2.0
+    expected = 4 / 50 * 2.0
     for seconds, window in ((0.5, None), (0.25, 8)):
-        wanted += seconds * counted(rows.tolist(), window) / counted(list(range(50)), window)
-    assert costs.bound_s(rows, 0.01) == pytest.approx(wanted)  # hidden behind compute
+        expected += seconds * counted(rows.tolist(), window) / counted(list(range(50)), window)
+    assert costs.bound_s(rows, 0.01) == pytest.approx(expected)  # hidden behind compute
     assert costs.bound_s(rows, 9.0) == pytest.approx(9.0)
     assert costs.bound_s(np.arange(50), 0.0) == pytest.approx(costs.prefill_s)
 

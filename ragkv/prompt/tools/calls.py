@@ -20,7 +20,7 @@ def new_id() -> str:
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A call that the model wants made: the tool's name, and arguments by name."""
+    """A tool call of the model: the tool's name, and arguments by name."""
 
     name: str
     arguments: Mapping[str, Any]

@@ -83,8 +83,8 @@ def test_keys_are_scanned_in_order(backend):
     assert [key.name for key in backend.scan("")] == sorted(KEYS)
     for prefix in ["", "0", "a", "a/", "a/b", "a/b/", "b/x", "zz", "nothing/"]:
         for after in ["", *KEYS, "a/a", "a/bb", "zzz"]:
-            wanted = [key for key in sorted(KEYS) if key.startswith(prefix) and key > after]
-            assert [key.name for key in backend.scan(prefix, after)] == wanted, (prefix, after)
+            expected = [key for key in sorted(KEYS) if key.startswith(prefix) and key > after]
+            assert [key.name for key in backend.scan(prefix, after)] == expected, (prefix, after)
     assert all(key.nbytes == len(key.name) for key in backend.scan(""))
     for key in KEYS:
         assert content(backend, key) == key.encode()
@@ -111,13 +111,13 @@ def test_other_keys_are_refused(key):
 
 
 def test_several_values_at_once(backend):
-    wanted: list[bytes | None] = []
+    expected: list[bytes | None] = []
     for number, size in enumerate(SIZES[:-1]):
-        wanted += [bytes_of(number, size), None]
+        expected += [bytes_of(number, size), None]
         backend.put(f"value/{number}", [bytes_of(number, size)])
     keys = [f"{kind}/{number}" for number in range(len(SIZES) - 1) for kind in ("value", "none")]
     found = list(backend.get_many(iter(keys)))
-    assert [value if value is None else bytes(value) for value in found] == wanted
+    assert [value if value is None else bytes(value) for value in found] == expected
     assert list(backend.get_many([])) == []
 
 

@@ -111,8 +111,8 @@ def test_files_lie_where_the_format_says_and_are_private(store):
     assert re.fullmatch(f"{name}-[0-9a-f]{{16}}[.]safetensors", path.name)
     assert path.stat().st_size == size
     for path in [store.folder.parent, *store.folder.parent.rglob("*")]:
-        wanted = 0o700 if path.is_dir() else 0o600
-        assert stat.S_IMODE(path.stat().st_mode) == wanted, path
+        expected = 0o700 if path.is_dir() else 0o600
+        assert stat.S_IMODE(path.stat().st_mode) == expected, path
 
 
 def test_names_on_disk_stay_what_they_are():

@@ -102,13 +102,13 @@ def test_an_engine_whose_server_dies_answers_in_full(make_engine, own_server, ca
     chunks = some_chunks(2)
     prompt = "\n\n".join([*chunks, "What is assigned?"])
     kv = make_engine(store=StoreConfig(own_server.url, memory_bytes=memory_bytes))
-    wanted = make_engine().generate(prompt, method="full", max_new_tokens=6)
+    expected = make_engine().generate(prompt, method="full", max_new_tokens=6)
     kv.precompute(chunks)
     assert len(kv.generate(prompt, max_new_tokens=2).report.chunks) == 2
     own_server.kill()
     with caplog.at_level(logging.WARNING, "ragkv"):
         answer = kv.generate(prompt, max_new_tokens=6, recompute_ratio=1)
-    assert answer.token_ids == wanted.token_ids
+    assert answer.token_ids == expected.token_ids
     if memory_bytes:
         assert len(answer.report.chunks) == 2  # from memory
     else:
@@ -129,9 +129,9 @@ def test_an_engine_whose_server_hangs_answers_in_full(make_engine, own_server):
     place = StoreConfig(f"{own_server.url}?socket_timeout=0.2", memory_bytes=0, history_bytes=0)
     kv = make_engine(store=place)
     kv.precompute(chunks)
-    wanted = kv.generate(prompt, max_new_tokens=6, recompute_ratio=1)
+    expected = kv.generate(prompt, max_new_tokens=6, recompute_ratio=1)
     with own_server.stopped():
         answer = kv.generate(prompt, max_new_tokens=6)
-        assert answer.token_ids == wanted.token_ids
+        assert answer.token_ids == expected.token_ids
         assert [miss.reason for miss in answer.report.misses] == ["unreadable"]
         kv.wait()

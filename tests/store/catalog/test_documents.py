@@ -318,13 +318,13 @@ def test_precompute_what_expires(make_engine, tmp_path, clock):
     kv.precompute([first], expires_in=60)
     kv.precompute([first, second])  # what is there keeps its time
     prompt = f"{first}\n\n{second}\n\nWhat is assigned?"
-    wanted = kv.prefill(prompt, method="full").logits
+    expected = kv.prefill(prompt, method="full").logits
     assert len(kv.prefill(prompt).report.chunks) == 2
     clock.now += 60
     kv.prefetch([first, second])
     answer = kv.prefill(prompt, recompute_ratio=1)
     assert [miss.reason for miss in answer.report.misses] == ["expired", "ratio"]
-    assert answer.logits.sub(wanted).abs().max() < 1e-3
+    assert answer.logits.sub(expected).abs().max() < 1e-3
     kv.wait()
     assert not kv.contains(first)  # nothing but precompute() brings it back
     assert kv.precompute([first], expires_in=60).new == 1

@@ -83,16 +83,16 @@ def slow_values(values, levels, least):
     codes, decoded = np.zeros(values.shape, dtype=int), np.zeros(values.shape, dtype=np.float32)
     half = np.float32((levels - 1) / 2)
     together = groups(heads, -(-least // width))
-    wanted = np.zeros((len(together), tokens), dtype=np.float32)
+    expected = np.zeros((len(together), tokens), dtype=np.float32)
     for number, group in enumerate(together):
         for t in range(tokens):
             numbers = [abs(np.float32(values[h, t, c])) for h in group for c in range(width)]
-            wanted[number, t] = max(numbers) / half
-    unit = wanted.max() / np.float32(255)
-    units = np.zeros(wanted.shape, dtype=np.uint8)
+            expected[number, t] = max(numbers) / half
+    unit = expected.max() / np.float32(255)
+    units = np.zeros(expected.shape, dtype=np.uint8)
     for number, group in enumerate(together):
         for t in range(tokens):
-            quotient = wanted[number, t] / (unit if unit > 0 else np.float32(1))
+            quotient = expected[number, t] / (unit if unit > 0 else np.float32(1))
             units[number, t] = min(int(np.ceil(quotient)), 255)
             step = np.float32(units[number, t]) * unit
             for h in group:
@@ -180,10 +180,10 @@ def test_any_layer_comes_back_within_half_a_step(numbers, name):
         assert torch.equal(values_back, values)
         return
     limits = bounds(name, keys.float(), values.float())
-    for found, wanted, limit in zip((keys_back, values_back), numbers, limits, strict=True):
-        rounding = torch.finfo(wanted.dtype).eps * (wanted.float().abs() + limit) + 1e-7
+    for found, expected, limit in zip((keys_back, values_back), numbers, limits, strict=True):
+        rounding = torch.finfo(expected.dtype).eps * (expected.float().abs() + limit) + 1e-7
         assert bool(found.isfinite().all())
-        assert bool(((found.float() - wanted.float()).abs() <= limit + rounding).all())
+        assert bool(((found.float() - expected.float()).abs() <= limit + rounding).all())
 
 
 @pytest.mark.parametrize("name", GRIDS)
@@ -191,8 +191,8 @@ def test_a_finer_grid_is_nearer(name):
     keys, values = layer((2, 256, 64))
     _, keys_back, values_back = round_trip(name, keys, values)
     limit = {"int8": 3e-4, "int4": 3e-2}[name]
-    for found, wanted, dim in ((keys_back, keys, 1), (values_back, values, 2)):
-        error = (found - wanted).square().mean(dim) / wanted.var(dim)
+    for found, expected, dim in ((keys_back, keys, 1), (values_back, values, 2)):
+        error = (found - expected).square().mean(dim) / expected.var(dim)
         assert float(error.mean()) < limit
 
 
@@ -258,9 +258,9 @@ def test_entries_in_every_codec_and_dtype(name, dtype):
         if codec_of(name).lossless:
             assert same(found, entry)
         for layer_index, (keys, values) in enumerate(zip(entry.keys, entry.values, strict=True)):
-            _, *wanted = round_trip(name, keys, values)
-            assert torch.equal(found.keys[layer_index], wanted[0])
-            assert torch.equal(found.values[layer_index], wanted[1])
+            _, *expected = round_trip(name, keys, values)
+            assert torch.equal(found.keys[layer_index], expected[0])
+            assert torch.equal(found.values[layer_index], expected[1])
     other = replace(fingerprint, codec="int8" if name == "raw" else "raw")
     assert decode(data, "text", other).reason == "fingerprint"
 
@@ -270,14 +270,14 @@ def test_no_flipped_bit_goes_unnoticed(name):
     fingerprint = replace(FINGERPRINT, codec=name)
     entry = make_entry("text", heads=1, tokens=2)
     data = bytearray(b"".join(encode(entry, fingerprint)))
-    wanted = decode(data, "text", fingerprint).entry
-    assert wanted is not None
+    expected = decode(data, "text", fingerprint).entry
+    assert expected is not None
     start = read_header(data)[1]
     for position in range(start, len(data)):
         data[position] ^= 1
         assert decode(data, "text", fingerprint).reason == "checksum"
         data[position] ^= 1
-    assert same(decode(data, "text", fingerprint).entry, wanted)
+    assert same(decode(data, "text", fingerprint).entry, expected)
 
 
 @pytest.mark.parametrize("name", CODECS)

@@ -104,8 +104,8 @@ def test_a_layer_may_stay_as_its_codec_keeps_it(codec):
     assert coded.codec == codec
     assert coded.data.stride(0) % 16 == 0
     for layer, data in zip(range(1, 4), coded.data, strict=True):
-        wanted = b"".join(stored.encode(entry.keys[layer], entry.values[layer]))
-        assert data[: coded.size].numpy().tobytes() == wanted
+        expected = b"".join(stored.encode(entry.keys[layer], entry.values[layer]))
+        assert data[: coded.size].numpy().tobytes() == expected
     for index in range(5):  # what is read is not read again to be decoded
         keys, values = lazy.layers(slice(index, index + 1))
         assert torch.equal(keys[0], whole.keys[index])
@@ -393,7 +393,7 @@ def test_a_layer_that_is_lost_on_the_way_costs_its_chunk_and_nothing_else(
     with RagKV(tiny_model(), tiny_tokenizer(), store=fresh) as engine:
         engine.precompute([first, second, third])
         engine.forget(second)
-        wanted = engine.prefill(prompt, on_miss="skip").logits
+        expected = engine.prefill(prompt, on_miss="skip").logits
         answer = engine.generate(prompt, max_new_tokens=6, on_miss="skip")
     with RagKV(tiny_model(), tiny_tokenizer(), store=store) as engine:
         engine.precompute([first, second, third])
@@ -402,7 +402,7 @@ def test_a_layer_that_is_lost_on_the_way_costs_its_chunk_and_nothing_else(
         if way == "prefill":
             out = engine.prefill(prompt)
             report = out.report
-            assert torch.equal(out.logits, wanted)
+            assert torch.equal(out.logits, expected)
         elif way == "generate":
             completion = engine.generate(prompt, max_new_tokens=6)
             report = completion.report

@@ -142,26 +142,26 @@ def _work(config: StoreConfig, seconds: float, seed: int) -> Stress:
 
 def _store_step(kv: RagKV, draw: random.Random, entries: list[Stored], result: Stress) -> None:
     """Get an entry, and put it where it is missing; delete one now and then."""
-    wanted, fingerprint = draw.choice(entries)
+    expected, fingerprint = draw.choice(entries)
     if draw.random() < 0.03:
-        kv._store.delete(wanted.text)
+        kv._store.delete(expected.text)
         _count(result, "deletions")
         return
-    found = kv._store.get(wanted.text, fingerprint)
+    found = kv._store.get(expected.text, fingerprint)
     if found.entry is not None:
-        _count(result, "hits", _difference(found.entry, wanted))
+        _count(result, "hits", _difference(found.entry, expected))
         return
     _count(result, f"misses ({found.reason})")
     try:
-        kv._store.put(wanted, fingerprint)
+        kv._store.put(expected, fingerprint)
         _count(result, "puts")
     except StoreFullError:  # the other process took the room that was made
         _count(result, "full")
 
 
-def _difference(found: ChunkKV, wanted: ChunkKV) -> str:
-    same = torch.equal(found.keys, wanted.keys) and torch.equal(found.values, wanted.values)
-    return "" if same and found.text == wanted.text else f"an entry of {wanted.text!r} differs"
+def _difference(found: ChunkKV, expected: ChunkKV) -> str:
+    same = torch.equal(found.keys, expected.keys) and torch.equal(found.values, expected.values)
+    return "" if same and found.text == expected.text else f"an entry of {expected.text!r} differs"
 
 
 def _count(result: Stress, what: str, difference: str = "") -> None:

@@ -36,7 +36,7 @@ async def bench_serve(
     warm_up: int = 0,
     on_answer: Callable[[ServedAnswer], None] = lambda _: None,
 ) -> Found:
-    """Measure an endpoint under a workload: each client asks when it was answered.
+    """Measure an endpoint under a workload: each client sends a request after each answer.
 
     Returns its name, the number of clients, seconds, ``rows`` as
     :mod:`ragkv_bench.speed.load.result` makes them, and the ``setup``. The first ``warm_up``
@@ -58,7 +58,7 @@ async def bench_serve(
     if precompute_s is None:
         notes.append("/v1/chunks is not there: nothing was precomputed")
     if (missed := measured.requests - len(answers)) > 0:
-        notes.append(f"{missed} later turns of conversations with an error were not asked")
+        notes.append(f"{missed} later turns of conversations with an error were not sent")
     trace = json.dumps(asdict(workload), sort_keys=True).encode()
     return {
         "name": name or url,

@@ -36,7 +36,7 @@ _FOLLOW_UPS = (
 
 @dataclass(frozen=True, slots=True)
 class SourceDocument:
-    """A document: its name, its chunks in their order, and what is asked about it."""
+    """A document: its name, its chunks in their order, and the questions about it."""
 
     name: str
     chunks: tuple[str, ...]
@@ -70,7 +70,7 @@ class Dialogue:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Everything that is asked, in order, and the documents that it is asked about."""
+    """All questions in order, and their documents."""
 
     documents: tuple[SourceDocument, ...]
     dialogues: tuple[Dialogue, ...]
@@ -160,7 +160,7 @@ class WorkloadPlan:
 def draw_workload(plan: WorkloadPlan, documents: Sequence[SourceDocument]) -> Workload:
     """Draw conversations over ``documents``, of which ``plan.documents`` are drawn first.
 
-    Raises ConfigError where there are fewer documents than the plan wants, or all together have
+    Raises ConfigError where there are fewer documents than the plan needs, or all together have
     fewer chunks than a prompt.
     """
     rng = random.Random(plan.seed)  # noqa: S311  seeded, not secret

@@ -1,4 +1,4 @@
-"""What a peer is, and how it is asked."""
+"""The interface of a peer, and of its requests."""
 
 from __future__ import annotations
 
