@@ -222,7 +222,7 @@ def test_rows_drift_once_and_by_all_repaired_ones(make_engine, left, family):
 
 
 @pytest.mark.parametrize(
-    ("made", "expected", "served"),
+    ("made", "ratio", "served"),
     [
         (0.2, 0.2, True),
         (0.2, 0.1, True),
@@ -236,14 +236,14 @@ def test_rows_drift_once_and_by_all_repaired_ones(make_engine, left, family):
         (0.0, 0.1, False),
     ],
 )
-def test_rows_serve_no_higher_ratio(make_engine, made, expected, *, served):
+def test_rows_serve_no_higher_ratio(make_engine, made, ratio, *, served):
     engine = make_engine()
     engine.precompute(CHUNKS)
     engine.generate(ask_apart(), recompute_ratio=made, max_new_tokens=3)
-    out = engine.prefill(ask_apart(), recompute_ratio=expected)
+    out = engine.prefill(ask_apart(), recompute_ratio=ratio)
     assert (out.report.tokens.history_repaired > 0) == served
     if not served:
-        cold = engine.prefill(ask_apart(), recompute_ratio=expected, history=False)
+        cold = engine.prefill(ask_apart(), recompute_ratio=ratio, history=False)
         torch.testing.assert_close(out.logits, cold.logits, atol=TOLERANCE, rtol=1e-4)
 
 

@@ -35,10 +35,10 @@ def test_what_is_installed_here_wants_no_other_versions():
         if name not in OWN and found.version.split("+")[0] != known.get(name):
             continue
         for text in found.requires or ():
-            expected = Requirement(text)
-            version = known.get(canonicalize_name(expected.name))
-            applies = expected.marker is None or expected.marker.evaluate({"extra": ""})
-            if applies and version and not expected.specifier.contains(version, prereleases=True):
+            required = Requirement(text)
+            version = known.get(canonicalize_name(required.name))
+            applies = required.marker is None or required.marker.evaluate({"extra": ""})
+            if applies and version and not required.specifier.contains(version, prereleases=True):
                 wrong.append(f"{name}: {text}, not {version}")
     assert not wrong
 

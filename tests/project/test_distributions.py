@@ -129,11 +129,11 @@ def test_they_require_one_another_in_this_minor_version():
     for name, project in PROJECTS.items():
         extras = project.get("optional-dependencies", {}).values()
         for text in (*project["dependencies"], *(each for extra in extras for each in extra)):
-            expected = Requirement(text)
-            if expected.name in FOLDERS:
-                found.append((name, expected.name))
-                assert expected.specifier.contains(VERSION), text
-                assert not expected.specifier.contains(later), text
+            required = Requirement(text)
+            if required.name in FOLDERS:
+                found.append((name, required.name))
+                assert required.specifier.contains(VERSION), text
+                assert not required.specifier.contains(later), text
     assert sorted(found) == [
         ("langchain-ragkv", "ragkv"),
         ("llama-index-llms-ragkv", "ragkv"),

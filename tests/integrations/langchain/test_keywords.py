@@ -272,20 +272,20 @@ class Level(BaseModel):
 LEVEL = {"title": "Level", "description": "A level.", **Level.model_json_schema()}
 
 
-@pytest.mark.parametrize("expected", [Level, LEVEL])
-def test_structured_output_by_a_call_takes_settings(chat, expected):
+@pytest.mark.parametrize("schema", [Level, LEVEL])
+def test_structured_output_by_a_call_takes_settings(chat, schema):
     llm, _ = chat
     given = {"method": "function_calling", "temperature": 0.5, "seed": 1, "strict": True}
-    found = llm.with_structured_output(expected, **given).invoke("x")
+    found = llm.with_structured_output(schema, **given).invoke("x")
     assert found in (Level(level=1), Level(level=2), {"level": 1}, {"level": 2})
 
 
 def test_structured_output_by_a_call_holds_strictly(chat):
     """``strict`` refuses what cannot be enforced, as json_schema does."""
     llm, _ = chat
-    expected = {**LEVEL, "properties": {"level": {"not": {"const": 3}}}}
+    schema = {**LEVEL, "properties": {"level": {"not": {"const": 3}}}}
     with pytest.raises(ConfigError, match="not"):
-        llm.with_structured_output(expected, method="function_calling", strict=True).invoke("x")
+        llm.with_structured_output(schema, method="function_calling", strict=True).invoke("x")
     with pytest.raises(ConfigError, match="omit tools"):
         llm.with_structured_output(Level, method="function_calling", tools=[add])
 
