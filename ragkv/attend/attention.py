@@ -13,9 +13,9 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 
 from ragkv.attend.interface import (
+    attention_switched,
     is_innermost,
     ordinary_attention,
-    register_over,
     run_pass,
     running_pass,
 )
@@ -189,10 +189,8 @@ def subset_attention(
     passes, given by the call (``ragkv_pass=``) or, for all calls, by ``one``.
     """
     config = backbone_of(model).config
-    before = config._attn_implementation
-    config._attn_implementation = register_over(before, _attention_function)
     try:
-        with run_pass(config, one):
+        with attention_switched(config, _attention_function), run_pass(config, one):
             yield
         if one is not None:
             require_used(one.attended, len(one.windows), _ATTENDED)
@@ -201,8 +199,6 @@ def subset_attention(
         if one is not None and not one.attended and unknown:
             raise UnsupportedModelError(f"{_ATTENDED}: none, but RuntimeError: {error}") from error
         raise
-    finally:
-        config._attn_implementation = before
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -36,16 +37,37 @@ class _Passes(threading.local):
 
 
 _running = _Passes()
+_blocks: Counter[int] = Counter()
+_before: dict[int, str | None] = {}
+"""Running blocks of a configuration, by its id, and the implementation before the first."""
 
 
-def register_over(before: str | None, attention: Attention) -> str:
-    """Register ragkv's attention over an implementation; return the combined name.
+@contextmanager
+def attention_switched(config: PreTrainedConfig, attention: Attention) -> Iterator[None]:
+    """Switch a configuration to ragkv's attention in the block, with its model's lock held.
+
+    Passes that yield the model can end in any order: the last block restores the implementation.
 
     Parameters
     ----------
     attention
         Takes ``before`` in addition to transformers' arguments.
     """
+    key, before = id(config), config._attn_implementation  # noqa: SLF001
+    _before.setdefault(key, before)
+    _blocks[key] += 1
+    try:
+        config._attn_implementation = _register_over(before, attention)  # noqa: SLF001
+        yield
+    finally:
+        _blocks[key] -= 1
+        if not _blocks[key]:
+            del _blocks[key]
+            config._attn_implementation = _before.pop(key)  # noqa: SLF001
+
+
+def _register_over(before: str | None, attention: Attention) -> str:
+    """Register ragkv's attention over an implementation; return the combined name."""
     if before is not None and before.startswith(NAME):
         return before
     name = f"{NAME} over {before}" if before in _SERVED else NAME

@@ -32,8 +32,8 @@ _INT4_ROWS, _INT4_ROWS_FLOAT32 = 8, 16
 """Most rows for which 4-bit weights are as fast as bfloat16 ones, and as float32 ones."""
 _FEWEST_ROWS = 4
 """With bfloat16 weights, fewer rows take longer than this number."""
-_OFF_GRID = 1 / 16
-"""Largest distance of a weight from its grid, in levels: scales are rounded."""
+_OFF_GRID = 1e-3
+"""Largest distance of a weight from its grid, in levels: that of rounding, not of an adapter."""
 _PACKED_ROWS, _PACKED_TOGETHER = 16, 64
 """Divisor of the outputs that torch packs, and the number that it packs together."""
 _LEAST_GROUP = 16

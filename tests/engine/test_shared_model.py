@@ -123,6 +123,18 @@ def test_the_ordinary_chat_model_beside_ours(chats):
     )
 
 
+def test_passes_that_yield_the_model_to_one_another_end_in_any_order():
+    config = (model := tiny_model()).config
+    before, first, second = config._attn_implementation, ExitStack(), ExitStack()
+    first.enter_context(subset_attention(model))
+    second.enter_context(subset_attention(model))
+    during = config._attn_implementation
+    first.close()
+    assert config._attn_implementation == during != before, "the second one's layers are to come"
+    second.close()
+    assert config._attn_implementation == before
+
+
 # ---- an ordinary call, and ragkv's pass, at every moment of the other
 
 
