@@ -13,7 +13,6 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 
 from ragkv.attend.interface import (
-    attention_switched,
     is_innermost,
     ordinary_attention,
     run_pass,
@@ -188,9 +187,8 @@ def subset_attention(
     The model's lock must be held. Other threads' calls stay ordinary. This thread's calls are
     passes, given by the call (``ragkv_pass=``) or, for all calls, by ``one``.
     """
-    config = backbone_of(model).config
     try:
-        with attention_switched(config, _attention_function), run_pass(config, one):
+        with run_pass(backbone_of(model).config, _attention_function, one):
             yield
         if one is not None:
             require_used(one.attended, len(one.windows), _ATTENDED)

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedConfig
@@ -29,41 +28,60 @@ _IN_USE = (
 Attention = Callable[..., tuple[torch.Tensor, torch.Tensor | None]]
 
 
+class _RunningPass(NamedTuple):
+    """A pass, its model's configuration, and the configuration's own attention."""
+
+    described: Any
+    config: PreTrainedConfig
+    own: str | None
+
+
 class _Passes(threading.local):
-    """The running passes of a thread, each with its model's configuration."""
+    """The running passes of a thread."""
 
     def __init__(self) -> None:
-        self.passes: list[tuple[PreTrainedConfig, Any]] = []
+        self.passes: list[_RunningPass] = []
 
 
 _running = _Passes()
-_blocks: Counter[int] = Counter()
-_before: dict[int, str | None] = {}
-"""Running blocks of a configuration, by its id, and the implementation before the first."""
 
 
 @contextmanager
-def attention_switched(config: PreTrainedConfig, attention: Attention) -> Iterator[None]:
+def run_pass(config: PreTrainedConfig, attention: Attention, described: object) -> Iterator[None]:
     """Switch a configuration to ragkv's attention in the block, with its model's lock held.
 
-    Passes that yield the model can end in any order: the last block restores the implementation.
+    No masks are made for this thread's calls: positions limit the keys of a pass's rows.
 
     Parameters
     ----------
     attention
         Takes ``before`` in addition to transformers' arguments.
+    described
+        The result of :func:`running_pass` in the block.
     """
-    key, before = id(config), config._attn_implementation  # noqa: SLF001
-    _before.setdefault(key, before)
-    _blocks[key] += 1
+    own = config._attn_implementation  # noqa: SLF001
+    config._attn_implementation = _register_over(own, attention)  # noqa: SLF001
+    _running.passes.append(_RunningPass(described, config, own))
     try:
-        config._attn_implementation = _register_over(before, attention)  # noqa: SLF001
         yield
     finally:
-        _blocks[key] -= 1
-        if not _blocks[key]:
-            del _blocks[key]
-            config._attn_implementation = _before.pop(key)  # noqa: SLF001
+        _running.passes.pop()
+        config._attn_implementation = own  # noqa: SLF001
+
+
+@contextmanager
+def pass_suspended(config: PreTrainedConfig) -> Iterator[None]:
+    """Restore a configuration's own attention in the block, between the layers of a pass.
+
+    Another thread can use the model there, and end its own pass later than this one.
+    """
+    switched = config._attn_implementation  # noqa: SLF001
+    own = [each.own for each in _running.passes if each.config is config]
+    config._attn_implementation = own[0] if own else switched  # noqa: SLF001
+    try:
+        yield
+    finally:
+        config._attn_implementation = switched  # noqa: SLF001
 
 
 def _register_over(before: str | None, attention: Attention) -> str:
@@ -76,25 +94,9 @@ def _register_over(before: str | None, attention: Attention) -> str:
     return name
 
 
-@contextmanager
-def run_pass(config: PreTrainedConfig, described: object) -> Iterator[None]:
-    """Make no masks for calls in the block: positions limit the keys of a pass's rows.
-
-    Parameters
-    ----------
-    described
-        The result of :func:`running_pass` in the block.
-    """
-    _running.passes.append((config, described))
-    try:
-        yield
-    finally:
-        _running.passes.pop()
-
-
 def is_innermost(described: object) -> bool:
     """Return whether this thread runs the pass now, and no other pass between its layers."""
-    return bool(_running.passes) and _running.passes[-1][1] is described
+    return bool(_running.passes) and _running.passes[-1].described is described
 
 
 def runs_pass() -> bool:
@@ -112,14 +114,14 @@ def running_pass(module: torch.nn.Module) -> Any:
     UnsupportedModelError
         The running pass is given only by its call's arguments.
     """
-    for config, described in reversed(_running.passes):
-        if config is getattr(module, "config", None):
-            if described is None:
+    for each in reversed(_running.passes):
+        if each.config is getattr(module, "config", None):
+            if each.described is None:
                 raise UnsupportedModelError(
                     f"{type(module).__name__} does not get its model's arguments, which "
                     "this method needs: use another, or method='full'."
                 )
-            return described
+            return each.described
     return None
 
 
@@ -146,7 +148,7 @@ def ordinary_attention(
 
 def _mask(*args: Any, before: str | None, config: PreTrainedConfig, **given: Any) -> Any:
     """Make an ordinary call's mask, and none for a pass."""
-    if any(config is own for own, _ in _running.passes):
+    if any(config is each.config for each in _running.passes):
         return None
     if before not in _SERVED:
         raise ModelInUseError(_IN_USE.format(before=before))

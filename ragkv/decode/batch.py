@@ -18,6 +18,7 @@ import torch
 
 from ragkv.attend.forward import SubsetPass, joint_forward, ordinary_forward
 from ragkv.attend.graphs import graphs_for, look_over
+from ragkv.attend.interface import pass_suspended
 from ragkv.model.architecture import backbone_of
 from ragkv.model.calls import decoding_experts
 from ragkv.model.linear import fast_linear_layers, rounds_products
@@ -261,14 +262,15 @@ def before_layers(loaded: ReusableModel, check: Callable[[], object]) -> Iterato
     pass or yield the model.
     """
     here, batch, graphs = threading.get_ident(), batch_of(loaded), graphs_for(loaded)
+    backbone = backbone_of(loaded.model)
 
     def call(*_: object) -> None:
         captures = graphs is not None and graphs.captures
         if threading.get_ident() == here and not (batch.computes_steps or captures):
-            check()
+            with pass_suspended(backbone.config):
+                check()
 
-    layers = backbone_of(loaded.model).layers
-    hooks = [layer.register_forward_pre_hook(call) for layer in layers]
+    hooks = [layer.register_forward_pre_hook(call) for layer in backbone.layers]
     try:
         yield
     finally:

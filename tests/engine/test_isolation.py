@@ -14,7 +14,7 @@ from tokenizers import Tokenizer, normalizers
 from transformers import AutoModelForCausalLM, LlamaConfig, Olmo2Config, PreTrainedModel
 
 from ragkv import RagKV, StoreConfig
-from ragkv.attend.interface import run_pass, running_pass
+from ragkv.attend.interface import pass_suspended, run_pass, running_pass
 from ragkv.engine import verify as check
 from ragkv.errors import ConfigError, UnsupportedModelError
 
@@ -95,10 +95,15 @@ def test_the_innermost_pass_describes_a_call(make_engine):
     config = make_engine().loaded.model.config
     module = torch.nn.Module()
     module.config = config
-    with run_pass(config, "outer"):
-        with run_pass(config, "inner"):
+    own = config._attn_implementation
+    with run_pass(config, print, "outer"):
+        with run_pass(config, print, "inner"):
             assert running_pass(module) == "inner"
+            with pass_suspended(config):
+                assert config._attn_implementation == own
+            assert config._attn_implementation != own
         assert running_pass(module) == "outer"
+    assert config._attn_implementation == own
 
 
 def test_a_step_that_fails_leaves_the_model_as_it_was(make_engine):

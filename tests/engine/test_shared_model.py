@@ -123,18 +123,6 @@ def test_the_ordinary_chat_model_beside_ours(chats):
     )
 
 
-def test_passes_that_yield_the_model_to_one_another_end_in_any_order():
-    config = (model := tiny_model()).config
-    before, first, second = config._attn_implementation, ExitStack(), ExitStack()
-    first.enter_context(subset_attention(model))
-    second.enter_context(subset_attention(model))
-    during = config._attn_implementation
-    first.close()
-    assert config._attn_implementation == during != before, "the second one's layers are to come"
-    second.close()
-    assert config._attn_implementation == before
-
-
 # ---- an ordinary call, and ragkv's pass, at every moment of the other
 
 
@@ -215,6 +203,28 @@ def test_where_the_right_mask_is_unknown_an_ordinary_call_is_refused():
     with RagKV(model, tiny_tokenizer(), store=":memory:", reuse=FIRST) as engine:  # ours are served
         engine.precompute(CHUNKS)
         assert engine.generate(PROMPTS[0], max_new_tokens=2).report.tokens.reused > 100
+
+
+def test_ingestions_yield_the_model_to_requests_and_to_one_another():
+    """An ordinary call of a request is served between their layers, with any attention."""
+    model = tiny_model()
+    AttentionInterface.register("mine", AttentionInterface()["sdpa"])
+    model.config._attn_implementation = "mine"
+    errors: list[Exception] = []
+    with RagKV(model, tiny_tokenizer(), store=":memory:") as engine:
+
+        def work(number: int) -> None:
+            try:
+                if number < 2:
+                    texts = [f"{number} {chunk}" for chunk in some_chunks(12, 40)]
+                    engine.precompute(texts, neighbours=True)
+                for chunk in some_chunks(12, 40):
+                    engine.generate(f"{number}: {chunk}", max_new_tokens=2)
+            except Exception as error:  # noqa: BLE001  compared below
+                errors.append(error)
+
+        each_in_a_thread(work, range(5))
+        assert errors == [] and model.config._attn_implementation == "mine"
 
 
 def test_seeded_answers_are_the_same_beside_others():
