@@ -17,7 +17,8 @@ from langchain_ragkv.model import ChunkReuse
 from ragkv import Completion
 from ragkv.errors import ConfigError
 
-_OF_RUNS = ("tags", "metadata", "run_name", "run_id")
+_OF_RUNS = ("callbacks", "stop", "tags", "metadata", "run_name", "run_id")
+"""Arguments of ``generate`` for LangChain; its cache's keys have ``stop`` anyway."""
 _CALL: ContextVar[dict[str, Any]] = ContextVar("ragkv_call", default={})  # noqa: B039  never changed
 """Arguments of the current call, which LangChain omits from its cache's keys."""
 
@@ -54,7 +55,7 @@ class RagKVLLM(ChunkReuse, BaseLLM):
             raise ConfigError("skip_prompt=False: answers are without the prompt; put it before")
         if generation := given.pop("pipeline_kwargs", None):
             given = {**decoding_fields(generation, self.kv.info.generation_config), **given}
-        if most := given.pop("max_new_tokens", None):
+        if (most := given.pop("max_new_tokens", None)) is not None:
             given["max_tokens"] = most
         call = self._call(stop, given)
         if call.keywords.tools:
@@ -65,21 +66,32 @@ class RagKVLLM(ChunkReuse, BaseLLM):
         self,
         prompts: list[str],
         stop: list[str] | None = None,
-        run_manager: CallbackManagerForLLMRun | None = None,  # noqa: ARG002
+        run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> LLMResult:
+        if self.streaming and run_manager is not None:
+            pieces = [list(self._stream(each, stop, run_manager, **kwargs)) for each in prompts]
+            return self._result(list(map(_joined, pieces)))
         call = self._text_call(stop, kwargs)
-        return self._result(call, [call.start(prompt).whole() for prompt in prompts])
+        answers = [call.start(prompt).whole() for prompt in prompts]
+        return self._result([_generation(call, answer) for answer in answers])
 
     async def _agenerate(
         self,
         prompts: list[str],
         stop: list[str] | None = None,
-        run_manager: AsyncCallbackManagerForLLMRun | None = None,  # noqa: ARG002
+        run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> LLMResult:
+        if self.streaming and run_manager is not None:
+            pieces = [
+                [piece async for piece in self._astream(each, stop, run_manager, **kwargs)]
+                for each in prompts
+            ]
+            return self._result(list(map(_joined, pieces)))
         call = self._text_call(stop, kwargs)
-        return self._result(call, [await call.start(prompt).awhole() for prompt in prompts])
+        answers = [await call.start(prompt).awhole() for prompt in prompts]
+        return self._result([_generation(call, answer) for answer in answers])
 
     def _stream(
         self,
@@ -113,12 +125,18 @@ class RagKVLLM(ChunkReuse, BaseLLM):
                 yield chunk
         yield GenerationChunk(text="", generation_info=_info(call, stream.completion))
 
-    def _result(self, call: Call, answers: list[Completion]) -> LLMResult:
-        generations = [
-            [Generation(text=answer.text, generation_info=_info(call, answer))]
-            for answer in answers
-        ]
+    def _result(self, answers: list[Generation]) -> LLMResult:
+        generations: Any = [[answer] for answer in answers]
         return LLMResult(generations=generations, llm_output={"model_name": self.model_name})
+
+
+def _generation(call: Call, answer: Completion) -> Generation:
+    return Generation(text=answer.text, generation_info=_info(call, answer))
+
+
+def _joined(pieces: list[GenerationChunk]) -> Generation:
+    text = "".join(piece.text for piece in pieces)
+    return Generation(text=text, generation_info=pieces[-1].generation_info)
 
 
 def _info(call: Call, completion: Completion) -> dict[str, Any]:

@@ -44,7 +44,15 @@ _LOCAL = ("store", "device", "dtype", "prompt_lookup_num_tokens")
 """Fields that are for a model in this process."""
 _OF_ENGINES = ("store", "model_id", "device", "dtype", "base_url")
 """Fields that an engine is made from."""
-_OF_REUSE = ("recompute_ratio", "method", "auxiliary_model", "on_miss", "history", "calibrated_for")
+_OF_REUSE = (
+    "recompute_ratio",
+    "method",
+    "sink",
+    "auxiliary_model",
+    "on_miss",
+    "history",
+    "calibrated_for",
+)
 _OF_ANSWERS = ("drafts", "sparse", "ignore_eos", "stop_token_ids", "json_schema")
 _OTHER_NAMES = {
     "max_completion_tokens": "max_tokens",
@@ -195,7 +203,7 @@ class ChunkReuse(OverEngine, BaseModel):
         if is_new:
             check_settings(
                 None,
-                {**self._overrides(), **_given(self, ("sink",))},
+                self._overrides(),
                 store=self.store,
                 namespace=self.namespace,
                 decode=_given(self, _OF_ANSWERS),
@@ -262,7 +270,7 @@ class ChunkReuse(OverEngine, BaseModel):
     def _overrides(self, changes: dict[str, Any] | None = None) -> dict[str, Any]:
         """Return this model's reuse settings with a call's own on top."""
         sink = {} if self._sink is None else {"sink": self._sink}
-        return {**_given(self, _OF_REUSE), **sink, **(changes or {})}
+        return {**sink, **_given(self, _OF_REUSE), **(changes or {})}
 
     def _read(self, given: dict[str, Any]) -> tuple[Keywords, dict[str, Any]]:
         usual = {"logprobs": self.logprobs, "top_logprobs": self.top_logprobs}
@@ -318,6 +326,7 @@ class ChunkReuse(OverEngine, BaseModel):
             "namespace": self.kv.namespace,
             "reuse": str(self.kv.reuse.override(**self._overrides())),
             **self._call(None, {}).arguments,
+            "own_stop": self.stop,  # LangChain replaces "stop" by the call's
         }
 
     def get_token_ids(self, text: str) -> list[int]:

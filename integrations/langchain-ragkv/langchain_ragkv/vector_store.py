@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from langchain_core.documents import Document
@@ -19,6 +19,16 @@ from langchain_ragkv.texts import chunk_texts
 from ragkv.answer.engine import Engine
 
 _log = logging.getLogger(__name__)
+
+
+def _forwarded(name: str) -> Callable[..., Any]:
+    """Return a method that calls the vector store's own of this name."""
+
+    def search(self: RagKVVectorStore, *args: Any, **kwargs: Any) -> Any:
+        return getattr(self.vector_store, name)(*args, **kwargs)
+
+    search.__name__ = name
+    return search
 
 
 class RagKVVectorStore(VectorStore):
@@ -85,9 +95,19 @@ class RagKVVectorStore(VectorStore):
         """Return the vector store's documents."""
         return self.vector_store.get_by_ids(ids)
 
-    def similarity_search(self, query: str, k: int = 4, **kwargs: Any) -> list[Document]:
-        """Search the vector store."""
-        return self.vector_store.similarity_search(query, k, **kwargs)
+    similarity_search = _forwarded("similarity_search")
+    similarity_search_with_score = _forwarded("similarity_search_with_score")
+    similarity_search_with_relevance_scores = _forwarded("similarity_search_with_relevance_scores")
+    similarity_search_by_vector = _forwarded("similarity_search_by_vector")
+    max_marginal_relevance_search = _forwarded("max_marginal_relevance_search")
+    max_marginal_relevance_search_by_vector = _forwarded("max_marginal_relevance_search_by_vector")
+    asimilarity_search = _forwarded("asimilarity_search")
+    asimilarity_search_with_score = _forwarded("asimilarity_search_with_score")
+    asimilarity_search_with_relevance_scores = _forwarded(
+        "asimilarity_search_with_relevance_scores"
+    )
+    asimilarity_search_by_vector = _forwarded("asimilarity_search_by_vector")
+    amax_marginal_relevance_search = _forwarded("amax_marginal_relevance_search")
 
     def as_retriever(self, **kwargs: Any) -> VectorStoreRetriever:
         """Return the vector store's own retriever."""

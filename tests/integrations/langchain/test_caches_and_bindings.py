@@ -10,6 +10,7 @@ from langchain_core.caches import InMemoryCache
 from langchain_core.callbacks import CallbackManagerForRetrieverRun
 from langchain_core.documents import Document
 from langchain_core.globals import set_llm_cache
+from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate, PromptTemplate
 from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import ConfigurableField
@@ -38,6 +39,20 @@ def test_a_cache_of_answers_tells_settings_apart(kv):
     assert short.invoke("hey") == asyncio.run(short.ainvoke("hey")) == text
     assert short.invoke("hey", max_new_tokens=9) == long.invoke("hey")
     assert short.last_report is answered, "each of these was known"
+
+
+@pytest.mark.usefixtures("_answers_are_cached")
+@pytest.mark.parametrize("kind", [RagKVLLM, ChatRagKV])
+def test_a_cache_of_answers_knows_stops_and_serves_chains(kv, kind):
+    llm, text = kind(kv=kv, max_tokens=9), StrOutputParser()
+    chain = PromptTemplate.from_template("{q}") | llm | text
+    whole = chain.invoke({"q": "hey"})
+    answered = llm.last_report
+    assert chain.invoke({"q": "hey"}) == whole
+    assert llm.last_report is answered
+    ending = kind(kv=kv, max_tokens=9, stop=[whole[-2:]]) | text
+    assert whole.startswith(ended := ending.invoke("hey"))
+    assert ended != whole
 
 
 class OfTenants(BaseRetriever):

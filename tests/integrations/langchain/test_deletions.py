@@ -45,6 +45,17 @@ class Corpus:
         return [self.kv.contains(text) for text in (A, B, C, D)]
 
 
+def test_every_search_is_the_vector_store_s(corpus):
+    corpus.store.add_documents(of("one", A, B))
+    vector = corpus.inner.embeddings.embed_query("x")
+    for way in ("similarity_search_with_score", "max_marginal_relevance_search"):
+        ours, theirs = (getattr(each, way)("x", k=1) for each in (corpus.store, corpus.inner))
+        assert ours == theirs == asyncio.run(getattr(corpus.store, f"a{way}")("x", k=1))
+    for way in ("similarity_search_by_vector", "max_marginal_relevance_search_by_vector"):
+        assert len(getattr(corpus.store, way)(vector, k=1)) == 1
+    assert len(corpus.store.search("x", "mmr")) == 2
+
+
 @pytest.fixture
 def corpus(make_engine: Callable[..., RagKV]) -> Corpus:
     return Corpus(make_engine())

@@ -6,6 +6,7 @@ from functools import cache
 
 import pytest
 from langchain_classic.chains.combine_documents import create_stuff_documents_chain
+from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.documents import Document
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate, PromptTemplate
@@ -183,3 +184,24 @@ def test_the_whole_report_is_at_hand():
         llm._last_report = None
         assert answer(prompt())
         assert [use.text for use in llm.last_report.chunks] == some_chunks()
+
+
+class Listener(BaseCallbackHandler):
+    def __init__(self):
+        self.heard = ""
+
+    def on_llm_new_token(self, token, **kwargs):
+        self.heard += token
+
+
+def test_streaming_tells_callbacks_every_piece():
+    one, two = Listener(), Listener()
+    text = swapped(streaming=True).invoke("x", {"callbacks": [one]})
+    assert asyncio.run(swapped(streaming=True).ainvoke("x", {"callbacks": [two]})) == text
+    assert one.heard == two.heard == text == swapped().invoke("x")
+
+
+def test_no_tokens_are_refused_by_either_name():
+    for name in ("max_tokens", "max_new_tokens"):
+        with pytest.raises(ConfigError, match="max_new_tokens"):
+            swapped().invoke("x", **{name: 0})
