@@ -76,7 +76,8 @@ def subset_forward(loaded: ReusableModel, subset: SubsetPass) -> torch.Tensor:
     """
     with subset_call(loaded, subset) as arguments:
         out = loaded.model(**arguments)
-    return torch.as_tensor(out.logits[0, -subset.keep :].float())
+    logits: torch.Tensor = out.logits[0, -subset.keep :].float()
+    return logits
 
 
 @torch.no_grad()
@@ -98,7 +99,8 @@ def ordinary_forward(loaded: ReusableModel, subset: SubsetPass) -> torch.Tensor:
             **cache_argument(loaded.model, cache),
         )
         require_used(cache.get_seq_length(), len(subset.ids), "rows in the cache")
-    return torch.as_tensor(out.logits[0, -subset.keep :].float())
+    logits: torch.Tensor = out.logits[0, -subset.keep :].float()
+    return logits
 
 
 @torch.no_grad()

@@ -54,7 +54,7 @@ class DecodeConfig:
     Parameters
     ----------
     max_new_tokens
-        Most tokens of the answer.
+        Most tokens of the answer, which ends at the model's last position.
     temperature
         0 decodes greedily.
     top_p

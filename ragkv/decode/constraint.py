@@ -136,12 +136,25 @@ class Openings:
         """Return tokens that continue one of the texts."""
         if not self.possible:
             return []
-        rests = [text[len(self._begun) :] for text in self._texts if text.startswith(self._begun)]
-        begin = [self._tokenizer(rest, add_special_tokens=False)["input_ids"][0] for rest in rests]
-        for text, token in self._tokenizer.get_added_vocab().items():  # can extend beyond the texts
-            if any(text.startswith(rest) or rest.startswith(text) for rest in rests):
-                begin.append(token)
-        return begin
+        ids, done = self._ids, len(self._begun)
+        found = list(self._tokenizer.get_added_vocab().values())  # can extend beyond the texts
+        planned: list[int] = []
+        for text in self._texts:
+            whole, rest = (
+                self._tokenizer(part, add_special_tokens=False)["input_ids"]
+                for part in (text, text[done:])
+            )
+            found += rest[:1]
+            if whole[: len(ids)] == ids:
+                planned += whole[len(ids) : len(ids) + 1]
+        return planned + [token for token in found if self._extends(token)]
+
+    def _extends(self, token: int) -> bool:
+        """Whether a token adds characters of one of the texts; some tokens begin with a space."""
+        begun = str(self._tokenizer.decode([*self._ids, token], skip_special_tokens=False))
+        return len(begun) > len(self._begun) and any(
+            text.startswith(begun) or begun.startswith(text) for text in self._texts
+        )
 
 
 def _wrapped(

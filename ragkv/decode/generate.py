@@ -163,9 +163,9 @@ def draw(
     cancelled
         Called after every token; True ends the generation.
     """
-    config = within_max_length(loaded, config, len(ids))
     # an encoder-decoder answers behind a start token
     begin = 1 if loaded.model.config.is_encoder_decoder else len(ids)
+    config = within_max_length(loaded, config, begin)
     prompt = torch.from_numpy(ids.astype(np.int64)).to(loaded.device)[None]
     listener = listener or Listener()
     texts = StopTexts(loaded.tokenizer, stops_of(loaded, config))
@@ -234,7 +234,13 @@ def draw(
 
 
 def within_max_length(loaded: LoadedModel, config: DecodeConfig, tokens: int) -> DecodeConfig:
-    """Return ``config`` with the ``max_length`` of prompt and answer as ``max_new_tokens``."""
+    """Return ``config`` with ``max_new_tokens`` that fit ``max_length`` and the model's positions.
+
+    ``tokens`` are before the answer; its last token takes no position, since no step computes it.
+    """
+    if loaded.positions is not None:
+        most = max(1, loaded.positions - tokens + 1)
+        config = replace(config, max_new_tokens=min(config.max_new_tokens, most))
     given = config.generation or {}
     known = config_of(loaded.model).vocab_size
     if any(token >= known for word in given.get("bad_words_ids", ()) for token in word):

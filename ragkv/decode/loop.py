@@ -12,6 +12,7 @@ from transformers.generation.streamers import BaseStreamer
 
 from ragkv.decode.draft import Drafts
 from ragkv.decode.steps import Steps
+from ragkv.errors import ConfigError
 
 
 class SeededSampling(LogitsProcessor):
@@ -28,6 +29,7 @@ class SeededSampling(LogitsProcessor):
     def __call__(self, _: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """Take and return ``[1, vocab]`` scores."""
         self.tokens += 1
+        _require_allowed(scores)
         chances = torch.softmax(scores, dim=-1).cpu()
         drawn = torch.multinomial(chances, 1, generator=self._generator).to(scores.device)
         return torch.full_like(scores, float("-inf")).scatter(-1, drawn, 0.0)
@@ -109,6 +111,15 @@ class Loop:
 
 def _drawn(scores: torch.Tensor, *, sampling: bool) -> torch.Tensor:
     """Draw a token ``[1, 1]`` from ``[1, vocab]`` scores."""
+    _require_allowed(scores)
     if sampling:
         return torch.multinomial(torch.softmax(scores, dim=-1), 1)
     return scores.argmax(dim=-1, keepdim=True)
+
+
+def _require_allowed(scores: torch.Tensor) -> None:
+    if not bool(scores.isfinite().any()):
+        raise ConfigError(
+            "no token has a finite score: json_schema, suppress_tokens and the like allow none "
+            "together, or the model's logits are not finite"
+        )

@@ -111,7 +111,7 @@ class _Norm:
     def __init__(self, norm: Any) -> None:
         width = len(norm.weight)
         self.weight = norm.weight.detach() * width**0.5
-        self.least = torch.tensor((width * norm.variance_epsilon) ** 0.5)
+        self.least = torch.tensor((width * norm.variance_epsilon) ** 0.5, device=norm.weight.device)
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
         """Return the rows divided by their root mean square, times the weight."""

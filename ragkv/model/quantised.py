@@ -241,7 +241,7 @@ def _on_grids(weight: torch.Tensor, group: int, levels: int) -> bool:
     """Whether each group of neighbours in a sample is on a grid of at most ``levels`` levels."""
     sample = _sample(weight, group)
     low, high = sample.aminmax(dim=1, keepdim=True)
-    steps = torch.arange(1, levels)[:, None, None]
+    steps = torch.arange(1, levels, device=weight.device)[:, None, None]
     exact = (sample - low) / (high - low).clamp_min(torch.finfo().tiny) * steps
     off = (exact - exact.round()).abs().amax(2)
     return bool((off.amin(0) < _OFF_GRID).all() and (high > low).any())

@@ -37,6 +37,8 @@ class Refusals:
         Content that is a text; only lists of parts are accepted.
     system, systems
         System messages; more than one of them, or one that is not the first.
+    system_alone
+        A chat of nothing but system messages.
     repeats
         Two messages of the same role in a row.
     first_answers
@@ -58,6 +60,7 @@ class Refusals:
     texts: bool = False
     system: bool = False
     systems: bool = False
+    system_alone: bool = False
     repeats: bool = False
     first_answers: bool = False
     calls: bool = False
@@ -109,6 +112,8 @@ def fitted(
         out = list(map(_with_short_ids, out))
     if refused.questions_after_results:
         out = list(_answered(out))
+    if refused.system_alone and all(each["role"] == "system" for each in out):
+        out = [*out[:-1], *({**each, "role": "user"} for each in out[-1:])]
     out = _in_taken_roles(out, refused)
     if refused.first_answers:
         at = 1 if out and out[0]["role"] == "system" else 0
@@ -198,6 +203,7 @@ def _probed(render: Callable[[Messages], str], *, reads_calls: bool) -> Refusals
         texts=probe.in_parts,
         system=not system,
         systems=talks and system and not systems,
+        system_alone=system and not takes(_SYSTEM),
         repeats=talks and not repeats,
         first_answers=takes(_NO_USER, _ANSWER, _USER) and not takes(_ANSWER, _USER),
         **(_probed_calls(takes) if reads_calls else {"calls": True}),

@@ -136,6 +136,7 @@ def test_settings_of_sampling(make_engine, narrow):
         {"suppress_tokens": ["a"]},
         {"bad_words_ids": [[]]},
         {"bad_words_ids": [[10**6]]},
+        {"suppress_tokens": list(range(600))},
         {"num_beams": 4},
         {"no_such": 1},
     ],

@@ -224,7 +224,8 @@ def test_ingestions_yield_the_model_to_requests_and_to_one_another():
                 errors.append(error)
 
         each_in_a_thread(work, range(5))
-        assert errors == [] and model.config._attn_implementation == "mine"
+        assert errors == []
+        assert model.config._attn_implementation == "mine"
 
 
 def test_seeded_answers_are_the_same_beside_others():

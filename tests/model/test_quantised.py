@@ -48,7 +48,8 @@ def test_other_weights_are_not(saved_as, seed):
     assert not is_quantised(on_a_grid("Q4_1")[:, :-1])  # no whole groups
     assert not is_quantised(on_a_grid("Q4_1").roll(1, 1) + weight / 100)
     with_adapter = on_a_grid("Q4_1") + weight / 200  # merged in place
-    assert not is_quantised(with_adapter) and QuantisedWeight(with_adapter).int4 is None
+    assert not is_quantised(with_adapter)
+    assert QuantisedWeight(with_adapter).int4 is None
 
 
 @needs_products

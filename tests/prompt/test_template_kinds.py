@@ -50,6 +50,7 @@ def result(call_id: str, text: str) -> dict[str, Any]:
 
 HISTORIES = {
     "a question": [user("Q1")],
+    "nothing but instructions": [system("S1"), system("S2")],
     "a chat": [system("S1"), user("Q1"), answer("A1"), user("Q2")],
     "one step": [user("Q1"), calls(call_abcdefghij="C1"), result("call_abcdefghij", "R1")],
     "two steps": [
@@ -131,9 +132,9 @@ def test_what_the_kinds_refuse_is_found():
         "qwen3_coder": set(),
         "lfm2": {"texts_of_calls"},
         "mistral_small": {"ids", "systems", "questions_after_results", *turns},
-        "mistral": {"ids", "systems", "questions_after_results", *turns},
+        "mistral": {"ids", "systems", "system_alone", "questions_after_results", *turns},
         "gemma2": {"calls", "system", *turns},
-        "gemma3": {"calls", "systems", *turns},
+        "gemma3": {"calls", "systems", "system_alone", *turns},
         "llama3": {"several_calls"},
         "functiongemma": set(),
         "gpt_oss": {"several_calls", "thoughts"},
