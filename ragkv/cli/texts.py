@@ -105,7 +105,7 @@ def _last_pause(text: str, start: int, end: int) -> int:
 
 def _files(path: Path) -> list[Path]:
     if path.is_dir():
-        return sorted(p for p in path.rglob("*") if p.suffix in _SUFFIXES and p.is_file())
+        return sorted(p for p in path.rglob("*") if p.suffix.lower() in _SUFFIXES and p.is_file())
     if path.is_file():
         return [path]
     raise ConfigError(f"no such file or folder: {path}")

@@ -24,7 +24,7 @@ _CONNECT_S = 10.0
 _BAD_SETTING = (HTTPStatus.BAD_REQUEST, HTTPStatus.REQUEST_ENTITY_TOO_LARGE, 422)
 _TIMEOUT_CODES = ("timeout", "gateway_timeout")
 _NONE: Mapping[str, str] = {}
-_FAILURES = (openai.APIError, httpx.TransportError, json.JSONDecodeError)
+_FAILURES = (openai.APIError, httpx.TransportError, httpx.InvalidURL, json.JSONDecodeError)
 T = TypeVar("T")
 
 
@@ -198,6 +198,8 @@ class Connection:
         """Return an error of openai or httpx as ragkv's."""
         if isinstance(error, json.JSONDecodeError):
             return ServerError(f"{self.address} sends an event that is not JSON")
+        if isinstance(error, httpx.InvalidURL):
+            return ConfigError(f"the text is too long to look up at {self.address}")
         if isinstance(error, openai.APIConnectionError | httpx.TransportError):
             cause = error.__cause__ or error
             why = str(cause) or type(cause).__name__

@@ -61,7 +61,7 @@ class StoreConfig:
                 check_number(name, getattr(self, name), int(name == "disk_bytes"), 2**60)
         check_bool("read_only", self.read_only)
         check_choice("codec", self.codec, CODECS)
-        if self.path == MEMORY and self.codec != "raw":
+        if str(self.path) == MEMORY and self.codec != "raw":
             raise ConfigError(
                 f"codec {self.codec} with {MEMORY}: entries in memory are not encoded; give a "
                 "folder or a server, or omit the codec"

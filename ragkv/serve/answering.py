@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
@@ -33,6 +34,9 @@ from ragkv.serve.service import (
 
 router = APIRouter()
 T = TypeVar("T")
+_log = logging.getLogger(__name__)
+_UNREAD_S = 5.0
+"""Seconds beyond an answer's deadline until its unread events are dropped."""
 CHAT_TOKENS = 1024
 """Default length of a chat answer."""
 COMPLETION_TOKENS = 16
@@ -203,9 +207,12 @@ class EventStream(StreamingResponse):
         yield "data: [DONE]\n\n"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the events until the end, or until the client leaves."""
+        """Send the events until the end, or until the client leaves or reads no more."""
         try:
-            await super().__call__(scope, receive, send)
+            async with asyncio.timeout_at(self._answers.deadline + _UNREAD_S):
+                await super().__call__(scope, receive, send)
+        except TimeoutError:
+            _log.warning("a client did not read its answer in time; its connection is closed")
         finally:
             self._answers.close()
             if self._writer.unfinished and not self._failed:

@@ -42,12 +42,14 @@ class Answers:
 
     Attributes
     ----------
+    deadline
+        As given.
     leave
         Called by :meth:`close`.
     """
 
     def __init__(self, deadline: float) -> None:
-        self._deadline = deadline
+        self.deadline = deadline
         self._parts: asyncio.Queue[AnswerPart | Exception] = asyncio.Queue()
         self._streams: list[CompletionStream] = []
         self._tasks: list[asyncio.Task[None]] = []
@@ -96,7 +98,7 @@ class Answers:
         if not self._unfinished:
             raise StopAsyncIteration
         try:
-            async with asyncio.timeout_at(self._deadline):
+            async with asyncio.timeout_at(self.deadline):
                 part = await self._parts.get()
         except TimeoutError:
             raise RefusedError(504, "The answer took too long.", code="timeout") from None

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from fastapi import Request
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, ValidationError
+from starlette.requests import ClientDisconnect
 
 from ragkv.serve.refusal import RefusedError, wrong_field
 
@@ -75,6 +76,9 @@ async def read_body(kind: type[Body], request: Request, limit_s: float) -> Body:
             async for part in request.stream():
                 body += part
                 _check_length(len(body))
+    except ClientDisconnect:
+        message = "The client left before the request's body had arrived."
+        raise RefusedError(400, message, code="client_left", headers=_CLOSE) from None
     except TimeoutError:
         message = "The request's body did not arrive in time."
         raise RefusedError(408, message, headers=_CLOSE) from None

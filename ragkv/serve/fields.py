@@ -244,8 +244,8 @@ def prompts_in(prompt: object) -> list[str | TokenIds]:
         A prompt has a wrong type.
     """
     prompts: list[Any] = prompt if isinstance(prompt, list) else [prompt]
-    if prompts and all(type(each) is int for each in prompts):
-        prompts = [prompts]
+    if isinstance(prompt, list) and prompt and all(type(each) is int for each in prompt):
+        prompts = [prompt]
     if not prompts or not all(map(_is_prompt, prompts)):
         message = "prompt must be a text, token ids, or a list of either."
         raise RefusedError(400, message, param="prompt", code="invalid_value")

@@ -76,7 +76,7 @@ def open_store(
     pin = device.type == "cuda"
     on_device = _device_bytes(config, device)
     tiers = [make(on_device, device=device)] if on_device else []
-    if config.path == MEMORY:
+    if str(config.path) == MEMORY:
         budget: int | None = budget_of(config.memory_bytes)
         backend: Backend = MemoryBackend(budget=budget, pin=pin, private=True)
     else:

@@ -154,7 +154,7 @@ class Catalog:
         with self._lock:
             if any(self._backend.scan(entries_of(digest))):
                 return
-            row, held = self.row(digest), self._held_by(digest)
+            row, held = self.row(digest), self.held_by(digest)
             self.delete(digest, entries=False)
             # a writer that finished before the deletion did not restore the row
             if row is not None and any(self._backend.scan(entries_of(digest))):
@@ -201,7 +201,7 @@ class Catalog:
                     held.setdefault(text, []).append(document)
         return held
 
-    def _held_by(self, digest: str) -> dict[str, str]:
+    def held_by(self, digest: str) -> dict[str, str]:
         """Return a text's documents and their revisions."""
         documents = self.documents(digest).get(digest, [])
         keys = [holds_key(digest_of_text(document), digest) for document in documents]

@@ -189,8 +189,8 @@ class Copied:
 def copy_store(source: ChunkStore, target: ChunkStore) -> Copied:
     """Copy a store's entries to another store; existing entries stay.
 
-    Documents and expiry are copied too, contextual versions are not. Every entry is verified
-    before it is written. Copying again continues after an interruption.
+    Documents, revisions and expiry are copied too, contextual versions are not. Every entry is
+    verified before it is written. Copying again continues after an interruption.
 
     Raises
     ------
@@ -202,7 +202,8 @@ def copy_store(source: ChunkStore, target: ChunkStore) -> Copied:
         if has_expired(info.expires_at, time.time()):
             done.expired += 1
             continue
-        key = entry_key(digest_of_text(info.text), info.fingerprint)
+        digest = digest_of_text(info.text)
+        key = entry_key(digest, info.fingerprint)
         blob = source.backend.get(key)
         if blob is None:  # deleted meanwhile
             continue
@@ -216,8 +217,10 @@ def copy_store(source: ChunkStore, target: ChunkStore) -> Copied:
             terms = Terms(expires_at=info.expires_at)
             done.nbytes += target.put_encoded(info.text, fingerprint, [memoryview(blob)], terms)
             done.entries += 1
+        held = source.catalog.held_by(digest)
         for document in info.documents or (None,):
-            target.retain(info.text, fingerprint, Terms(document, info.expires_at))
+            terms = Terms(document, info.expires_at, held.get(document or "", ""))
+            target.retain(info.text, fingerprint, terms)
     return done
 
 

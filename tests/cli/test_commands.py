@@ -226,8 +226,10 @@ def test_split_ends_at_blank_lines():
 
 
 def test_reading_takes_texts_alone_in_order(texts):
+    below = texts / "below"
+    (below / "c.TXT").write_text("Words.")
     found = read_texts([texts])
-    assert list(found) == [texts / "a.txt", texts / "below" / "b.md"]
+    assert list(found) == [texts / "a.txt", below / "b.md", below / "c.TXT"]
     assert found[texts / "a.txt"] == some_chunks(1, words=60)[0]
 
 

@@ -310,6 +310,8 @@ def test_chunks_are_looked_up_deleted_and_prefetched(connect, stub):
     assert connect().contains("a", method="prefix")
     assert stub.requests[-1].url.params.multi_items() == [("text", "a"), ("method", "prefix")]
     assert (kv.forget("a"), kv.forget(document="d")) == (1, 4)
+    with pytest.raises(ConfigError, match="too long"):
+        kv.contains("字" * 9000)
     kv.prefetch(["a"], method="epic")
     kv.prefetch(["c", "b"], for_next_answer=False)
     assert stub.bodies("/v1/chunks/prefetch") == [

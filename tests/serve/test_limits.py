@@ -1,8 +1,10 @@
 """What a server bounds: bodies, its queue, the time, and its own end."""
 
+import asyncio
 import json
 import socket
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
@@ -10,6 +12,7 @@ import httpx
 import pytest
 from served import CHAT, CHUNKS, TEXT, chat, client_of, events, model_held, refused, until
 
+from ragkv.serve import answering
 from ragkv.serve import body as bodies
 
 LONG = {"prompt": CHUNKS[0], "max_tokens": 3000, "ignore_eos": True}
@@ -131,6 +134,28 @@ def test_a_deadline_within_a_stream(listen):
     assert pieces
     assert last["error"]["code"] == "timeout"
     until(lambda: server.engine.status().running == 0)
+
+
+def test_an_answer_that_is_not_read_ends_after_its_deadline(listen, monkeypatch):
+    async def never(*_: object) -> None:
+        await asyncio.sleep(60)
+
+    monkeypatch.setattr(answering.StreamingResponse, "__call__", never)
+    monkeypatch.setattr(answering, "_UNREAD_S", 0.1)
+    server = listen(timeout=1)
+    began = time.monotonic()
+    post(server.url, stream=True)
+    assert time.monotonic() - began < 30
+    assert server.service.gate.under_way == 0
+
+
+def test_a_client_that_leaves_while_it_sends_is_no_failure(listen):
+    url = listen().url
+    host, port = url.removeprefix("http://").split(":")
+    with closing(socket.create_connection((host, int(port)))) as connection:
+        head = f"POST {CHAT} HTTP/1.1\nHost: x\nContent-Type: application/json\nContent-Length: 9\n"
+        connection.sendall(head.replace("\n", "\r\n").encode() + b"\r\n{")
+    until(lambda: metric(url, 'ragkv:request_errors_total{code="client_left"}') == 1)
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -147,7 +147,7 @@ def test_wrong_values_are_refused_by_name(client, fields, param):
 
 
 @pytest.mark.parametrize(
-    "prompt", [None, [], [[]], [5, "a"], [-1], [600], [[5], [10**12]], {"a": 1}, ""]
+    "prompt", [None, [], [[]], [5, "a"], 5, [-1], [600], [[5], [10**12]], {"a": 1}, ""]
 )
 def test_prompts_that_are_none(client, prompt):
     refused(client.post(TEXT, json={"prompt": prompt, "max_tokens": 2}), 400)

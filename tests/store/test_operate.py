@@ -152,11 +152,13 @@ def carried_texts(store: ChunkStore) -> dict[tuple[str, str], tuple[object, ...]
 
 
 def test_a_copy_has_everything(store):
+    store.retain("a", FINGERPRINT, Terms("parts", revision="7"))
     with closing(ChunkStore(MemoryBackend())) as other:
         done = copy_store(store, other)
         assert (done.entries, done.existing, done.damaged) == (3, 0, 0)
         assert done.nbytes == stats(store).nbytes
         assert carried_texts(other) == carried_texts(store)
+        assert other.catalog.held_by(digest_of_text("a"))["parts"] == "7"
         state = dict(other.backend.place.values)
         again = copy_store(store, other)
         assert (again.entries, again.existing, again.nbytes) == (0, 3, 0)

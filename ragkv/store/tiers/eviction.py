@@ -63,9 +63,9 @@ class Eviction:
     ) -> int:
         """Write an entry of ``nbytes``; while there is no room, evict the chunk of least value.
 
-        At most about four times the entry's tokens are evicted, unless another put of this process
-        took the room. If the entry still does not fit, other processes take the room, and evicting
-        more would not help.
+        Beyond a limit that was lowered, at most about four times the entry's tokens are evicted,
+        unless another put of this process took the room. If the entry still does not fit, other
+        processes take the room, and evicting more would not help.
         """
 
         def counted() -> int:
@@ -88,7 +88,10 @@ class Eviction:
     def _make_room(
         self, store: ChunkStore, entry: ChunkKV, nbytes: int, write: Callable[[], int]
     ) -> int:
-        self._learn(store, self._per_token or nbytes / len(entry))
+        per_token = self._per_token or nbytes / len(entry)
+        self._learn(store, per_token)
+        with self._lock:
+            excess = max(0.0, self._policy.nbytes - self.budget / per_token)
         freed, written = 0, self._written
         while True:
             try:
@@ -96,7 +99,7 @@ class Eviction:
             except StoreFullError:
                 if self._written != written:
                     freed, written = 0, self._written
-                if nbytes > self.budget or freed > _PATIENCE * len(entry):
+                if nbytes > self.budget or freed > excess + _PATIENCE * len(entry):
                     raise
                 victim, tokens = self._evict(entry.text)
                 if victim is None:

@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 
 import pytest
 from store_entries import FINGERPRINT, OTHER, make_entry, put_texts, same, texts_in, without_syncs  # noqa: F401
@@ -160,3 +161,13 @@ def test_a_disk_makes_room_within_its_limit(tmp_path):
     assert same(store.get("29", FINGERPRINT).entry, make_entry("29", tokens=40))
     assert 3 <= len(texts_in(store)) < 30
     store.close()
+
+
+def test_a_limit_can_be_lowered(tmp_path):
+    with closing(open_store(StoreConfig(tmp_path, memory_bytes=0))) as store:
+        put_texts(store, map(str, range(30)), tokens=40)
+        limit = sum(info.nbytes for info in store.entries()) // 10
+    with closing(open_store(StoreConfig(tmp_path, memory_bytes=0, disk_bytes=limit))) as store:
+        assert store.put(make_entry("new", tokens=40), FINGERPRINT) > 0
+        assert "new" in texts_in(store)
+        assert sum(info.nbytes for info in store.entries()) <= limit
