@@ -60,7 +60,7 @@ def run_pass(config: PreTrainedConfig, attention: Attention, described: object) 
         The result of :func:`running_pass` in the block.
     """
     own = config._attn_implementation  # noqa: SLF001
-    config._attn_implementation = _register_over(own, attention)  # noqa: SLF001
+    config._attn_implementation = register_over(own, attention)  # noqa: SLF001
     _running.passes.append(_RunningPass(described, config, own))
     try:
         yield
@@ -84,7 +84,7 @@ def pass_suspended(config: PreTrainedConfig) -> Iterator[None]:
         config._attn_implementation = switched  # noqa: SLF001
 
 
-def _register_over(before: str | None, attention: Attention) -> str:
+def register_over(before: str | None, attention: Attention) -> str:
     """Register ragkv's attention over an implementation; return the combined name."""
     if before is not None and before.startswith(NAME):
         return before

@@ -11,7 +11,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.cache_utils import DynamicCache
 
 from ragkv import RagKV, StoreConfig
-from ragkv.attend import attention
+from ragkv.attend import interface
 from ragkv.attend.forward import SubsetPass, ordinary_forward
 from ragkv.errors import UnsupportedModelError
 from ragkv.model import calls
@@ -44,7 +44,7 @@ def rename_attention(patch: Patch) -> None:
     name = "not ragkv's"
     AttentionInterface.register(name, lambda _, query, *__, **___: (query.transpose(1, 2), None))
     AttentionMaskInterface.register(name, lambda *_, **__: None)
-    patch.setattr(attention, "register_over", lambda *_: name)
+    patch.setattr(interface, "register_over", lambda *_: name)
 
 
 @pytest.mark.parametrize("rename", [rename_cache, rename_attention])
@@ -113,7 +113,7 @@ def test_ingestion_and_full_prefill(kv, monkeypatch):
 def test_a_model_that_keeps_its_own_attention_and_masks(make_engine, family, monkeypatch):
     engine = make_engine(family, store=NO_TREE)
     engine.precompute(CHUNKS)
-    monkeypatch.setattr(attention, "register_over", lambda before, _: before)
+    monkeypatch.setattr(interface, "register_over", lambda before, _: before)
     for ratio in (0.2, 1.0):
         with pytest.raises(UnsupportedModelError, match="ragkv's attention"):
             engine.generate(PROMPT, recompute_ratio=ratio, max_new_tokens=4)
