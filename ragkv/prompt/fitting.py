@@ -112,8 +112,8 @@ def fitted(
         out = list(map(_with_short_ids, out))
     if refused.questions_after_results:
         out = list(_answered(out))
-    if refused.system_alone and all(each["role"] == "system" for each in out):
-        out = [*out[:-1], *({**each, "role": "user"} for each in out[-1:])]
+    if out and refused.system_alone and all(each["role"] == "system" for each in out):
+        out[-1] = {**out[-1], "role": "user"}
     out = _in_taken_roles(out, refused)
     if refused.first_answers:
         at = 1 if out and out[0]["role"] == "system" else 0
