@@ -1,10 +1,11 @@
 """The choice of implementation, made only here: a GPU kernel, oneDNN, or torch.
 
 A pass has few rows, for which torch's choice, MKL, spends much of its time packing the weights.
-oneDNN, also part of torch, reads the weights in place. On AMD's processors it is 1.1 times as fast
-for hundreds of rows, up to 1.4 times for fewer; with weights packed once, up to 1.7 times as fast
-again for 4 to 32 rows. On Intel's it is 1.1 to 4.2 times as fast for 4 to 32 rows, and slower for
-fewer and for hundreds. With AMX, attention in bfloat16 is 2.2 times as fast as in float32.
+oneDNN, also part of torch, reads the weights in place. On AMD's processors it is up to 1.4 times as
+fast for fewer than 64 rows and, with AVX-512, 1.1 times for hundreds; with weights packed once, up
+to 1.7 times as fast again for 4 to 32 rows. On Intel's it is 1.1 to 4.2 times as fast for 4 to 32
+rows, and slower for fewer and for hundreds. With AMX, attention in bfloat16 is 2.2 times as fast as
+in float32.
 docs/log.md has the measurements. Other processors have not been measured, and keep torch's choice.
 """
 
@@ -23,8 +24,8 @@ Operation = Literal["linear", "quantised", "product", "attention"]
 
 _FEWEST_ROWS = 16
 """Fewer rows of an attention's group are faster by torch, with all groups in one product."""
-_THIN = range(4, 64)
-"""Numbers of rows for which oneDNN is faster than MKL on Intel's processors, too."""
+_THIN = {"AMD": range(1, 64), "Intel": range(4, 64)}
+"""Numbers of rows for which oneDNN is faster than MKL, by maker; AMD's with AVX-512: any number."""
 _PACKED_FOR = 16
 """Rows that weights are packed for; 1 to 800 rows are as fast as with their own packing."""
 
@@ -164,13 +165,14 @@ def _runs_onednn(operation: Operation, rows: torch.Tensor) -> bool:
         return False
     if _override == "onednn":
         return True
-    is_faster = _runs_mkl_on("AMD")
-    if operation == "linear":
-        is_thin = rows.numel() // rows.shape[-1] in _THIN
-        return is_faster or (is_thin and _runs_mkl_on("Intel"))
-    if operation == "attention":  # faster only with AVX-512
-        return is_faster and _backends.cpu.get_cpu_capability() == "AVX512"
-    return is_faster and rows.shape[-2] >= _FEWEST_ROWS
+    is_amd = _runs_mkl_on("AMD")
+    if operation == "product":
+        return is_amd and rows.shape[-2] >= _FEWEST_ROWS
+    if is_amd and _backends.cpu.get_cpu_capability() == "AVX512":
+        return True
+    count = rows.numel() // rows.shape[-1]
+    fits = (_runs_mkl_on(maker) and count in thin for maker, thin in _THIN.items())
+    return operation == "linear" and any(fits)
 
 
 def _is_plain(rows: torch.Tensor) -> bool:
