@@ -168,7 +168,7 @@ def _runs_onednn(operation: Operation, rows: torch.Tensor) -> bool:
     is_amd = _runs_mkl_on("AMD")
     if operation == "product":
         return is_amd and rows.shape[-2] >= _FEWEST_ROWS
-    if is_amd and _backends.cpu.get_cpu_capability() == "AVX512":
+    if is_amd and has_avx512():
         return True
     count = rows.numel() // rows.shape[-1]
     fits = (_runs_mkl_on(maker) and count in thin for maker, thin in _THIN.items())
@@ -194,6 +194,11 @@ def has_bfloat16_products() -> bool:
 def has_bfloat16_tiles() -> bool:
     """Whether the processor has instructions for whole bfloat16 matrices (AMX)."""
     return _onednn() is not None and bool(_capability("amx_bf16"))
+
+
+def has_avx512() -> bool:
+    """Whether torch multiplies with vectors of 512 bits."""
+    return str(_backends.cpu.get_cpu_capability()) == "AVX512"
 
 
 @cache

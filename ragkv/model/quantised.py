@@ -19,6 +19,7 @@ import torch
 from torch.nn import functional
 
 from ragkv.model.implementation import (
+    has_avx512,
     has_bfloat16_products,
     has_int4_products,
     onednn_linear,
@@ -30,6 +31,8 @@ _GROUP = 32
 """Neighbours along a weight's input that share a packed grid."""
 _INT4_ROWS, _INT4_ROWS_FLOAT32 = 8, 16
 """Most rows for which 4-bit weights are as fast as bfloat16 ones, and as float32 ones."""
+_HALVES_ROWS, _HALVES_ROWS_AVX512 = 4, 8
+"""The same for levels of 8 bits as two of 4 bits, where bfloat16 is not faster."""
 _FEWEST_ROWS = 4
 """With bfloat16 weights, fewer rows take longer than this number."""
 _OFF_GRID = 1e-3
@@ -75,7 +78,9 @@ class Int4Weight:
     @property
     def most_rows(self) -> int:
         """Most rows for which no other product is faster."""
-        return int4_rows() // self.parts
+        if self.parts == 1:
+            return int4_rows()
+        return _HALVES_ROWS_AVX512 if has_avx512() else _HALVES_ROWS
 
     @property
     def nbytes(self) -> int:
