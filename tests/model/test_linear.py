@@ -30,37 +30,33 @@ pytestmark = pytest.mark.skipif(
 
 
 @pytest.fixture(autouse=True)
-def processor(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
+def processor(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """The processor's properties, changed by tests: one by AMD with AVX-512."""
     found = {"cpu_name": "AMD EPYC"}
     monkeypatch.setattr("torch.backends.cpu.get_cpu_capability", lambda: "AVX512")
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: found, raising=False)
-    implementation._runs_mkl_on.cache_clear()
-    yield found
-    implementation._runs_mkl_on.cache_clear()
-
-
-def rows_by_onednn(*counts: int) -> list[int]:
-    rows = torch.randn(max(counts), WIDTH)
-    return [count for count in counts if implementation_for("linear", rows[:count]) == "onednn"]
+    uncached = implementation._runs_mkl_on.__wrapped__
+    monkeypatch.setattr(implementation, "_runs_mkl_on", uncached)
+    return found
 
 
 @pytest.mark.parametrize("name", ["Intel(R) Xeon(R)", "Intel Xeon 2.80GHz", "Unknown", ""])
 def test_on_other_processors_onednn_takes_at_most_thin_rows(name, processor):
-    processor["cpu_name"] = name
-    implementation._runs_mkl_on.cache_clear()
+    rows, thin = torch.randn(64, WIDTH), "onednn" if name.startswith("Intel") else "torch"
     with torch.no_grad():
-        assert rows_by_onednn(3, 4, 63, 64) == ([4, 63] if name.startswith("Intel") else [])
-        assert implementation_for("product", torch.randn(1, 32, WIDTH)) == "torch"
-        assert implementation_for("attention", torch.randn(1, 32, WIDTH)) == "torch"
+        assert implementation_for("linear", rows) == "onednn"
+        processor["cpu_name"] = name
+        found = [implementation_for("linear", rows[:count]) for count in (3, 4, 63, 64)]
+        assert found == ["torch", thin, thin, "torch"]
+        assert implementation_for("product", rows[None, :32]) == "torch"
+        assert implementation_for("attention", rows[None, :32]) == "torch"
 
 
+@torch.no_grad()
 def test_amd_without_avx_512_takes_thin_rows_by_onednn(monkeypatch):
-    with torch.no_grad():
-        assert rows_by_onednn(1, 63, 64) == [1, 63, 64]
-        monkeypatch.setattr("torch.backends.cpu.get_cpu_capability", lambda: "AVX2")
-        assert rows_by_onednn(1, 63, 64) == [1, 63]
-        assert implementation_for("product", torch.randn(1, 32, WIDTH)) == "onednn"
+    monkeypatch.setattr("torch.backends.cpu.get_cpu_capability", lambda: "AVX2")
+    assert implementation_for("linear", torch.randn(63, WIDTH)) == "onednn"
+    assert implementation_for("linear", torch.randn(64, WIDTH)) == "torch"
 
 
 def test_an_override_decides_for_any_processor(processor):
@@ -69,7 +65,6 @@ def test_an_override_decides_for_any_processor(processor):
         assert implementation_for("linear", rows) == "torch"
         with override_implementation("onednn"):
             processor.clear()
-            implementation._runs_mkl_on.cache_clear()
             assert implementation_for("attention", rows) == "onednn"
             assert implementation_for("attention", rows.double()) == "torch"
         assert implementation_for("linear", rows) == "torch"

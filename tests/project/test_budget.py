@@ -32,7 +32,7 @@ CODE = {
     "ragkv/explain": 306,
     "ragkv/history": 634,
     "ragkv/ingest": 445,
-    "ragkv/model": 2179,
+    "ragkv/model": 2186,
     "ragkv/prompt": 1445,
     "ragkv/recompute": 293,
     "ragkv/report": 694,
@@ -48,7 +48,7 @@ CODE = {
     "examples": 547,
     "integrations": 5882,
     "kernels": 2417,
-    "tests": 31719,
+    "tests": 31723,
 }
 LAYOUT = {
     tokenize.COMMENT,

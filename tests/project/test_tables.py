@@ -148,6 +148,7 @@ def test_what_sections_claim_is_in_their_tables(tables, cells):
     machines = {
         "first_token_amx": {"products": "quantised"},
         "first_token_ice_lake": {},
+        "first_token_zen_3": {"products": "quantised"},
         "first_token_zen_4": {"products": "quantised"},
         "first_token_zen_5": {"products": "quantised"},
     }
