@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Self
 
 import numpy as np
@@ -67,8 +68,10 @@ class Rows:
     def _make(self, window: int | None, dtype: torch.dtype) -> Iterator[Block]:
         device = self.positions.device
         size = block_rows(device, dtype)
-        for first in range(0, len(self), size):
-            last = min(first + size, len(self))
+        starts = list(range(0, len(self), size))
+        if len(starts) > 1 and len(self) - starts[-1] < size // 2:
+            starts.pop()  # few rows are slow by themselves
+        for first, last in pairwise((*starts, len(self))):
             high = int(self.places[last - 1]) + 1
             low, masked = 0, int(self.places[first]) + 1
             if window is not None:

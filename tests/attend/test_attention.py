@@ -86,6 +86,14 @@ def test_blocks_of_rows_join_without_seams(window, dtype, limit):
     torch.testing.assert_close(ours.double(), expected, atol=limit, rtol=limit)
 
 
+@pytest.mark.parametrize(
+    ("count", "sizes"), [(0, []), (95, [95]), (96, [64, 32]), (150, [64, 86])], ids=str
+)
+def test_few_rows_join_the_block_before_them(count, sizes):
+    blocks = Rows.on("cpu", np.arange(count)).blocks(None, torch.float32)
+    assert [block.last - block.first for block in blocks] == sizes
+
+
 def test_masks_cover_the_keys_that_rows_differ_in():
     """Masks of all keys would take a GB for 8,192 rows over 32,768 keys, as many as scores."""
     rows = Rows.on("cpu", np.arange(3, 8192, 4))
