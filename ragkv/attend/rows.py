@@ -68,10 +68,11 @@ class Rows:
     def _make(self, window: int | None, dtype: torch.dtype) -> Iterator[Block]:
         device = self.positions.device
         size = block_rows(device, dtype)
-        starts = list(range(0, len(self), size))
-        if len(starts) > 1 and len(self) - starts[-1] < size // 2:
-            starts.pop()  # few rows are slow by themselves
-        for first, last in pairwise((*starts, len(self))):
+        bounds = list(range(0, len(self), size))
+        if len(bounds) > 1 and len(self) - bounds[-1] < size // 2:
+            bounds.pop()  # few rows are slow apart: they join the block before them
+        bounds.append(len(self))
+        for first, last in pairwise(bounds):
             high = int(self.places[last - 1]) + 1
             low, masked = 0, int(self.places[first]) + 1
             if window is not None:

@@ -168,11 +168,11 @@ def _runs_onednn(operation: Operation, rows: torch.Tensor) -> bool:
     is_amd = _runs_mkl_on("AMD")
     if operation == "product":
         return is_amd and rows.shape[-2] >= _FEWEST_ROWS
-    if is_amd and has_avx512():
-        return True
+    is_wide = is_amd and has_avx512()
+    if is_wide or operation == "attention":
+        return is_wide
     count = rows.numel() // rows.shape[-1]
-    fits = (_runs_mkl_on(maker) and count in thin for maker, thin in _THIN.items())
-    return operation == "linear" and any(fits)
+    return any(count in thin and _runs_mkl_on(maker) for maker, thin in _THIN.items())
 
 
 def _is_plain(rows: torch.Tensor) -> bool:

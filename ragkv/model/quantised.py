@@ -32,7 +32,7 @@ _GROUP = 32
 _INT4_ROWS, _INT4_ROWS_FLOAT32 = 8, 16
 """Most rows for which 4-bit weights are as fast as bfloat16 ones, and as float32 ones."""
 _HALVES_ROWS, _HALVES_ROWS_AVX512 = 4, 8
-"""The same for levels of 8 bits as two of 4 bits, where bfloat16 is not faster."""
+"""Most rows for which levels of 8 bits, as two of 4 bits, are as fast as float32 weights."""
 _FEWEST_ROWS = 4
 """With bfloat16 weights, fewer rows take longer than this number."""
 _OFF_GRID = 1e-3

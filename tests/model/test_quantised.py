@@ -120,7 +120,7 @@ def test_weights_of_several_types_are_multiplied_together(kinds, monkeypatch):
     assert whole is not None
     assert int4 is not None
     assert int4.parts == (1 if kinds == ("Q4_0", "Q4_1") else 2)
-    rows = torch.randn(8, 96)
+    rows = torch.randn(16, 96)
     found = int4.product(rows, None)
     assert torch.equal(found, whole.product(rows, None))
     off = (found - rows @ weight.t()).abs()

@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 # raises a figure says which user gets what from it.
 CODE = {
     "ragkv/answer": 436,
-    "ragkv/attend": 1295,
+    "ragkv/attend": 1296,
     "ragkv/chunk": 237,
     "ragkv/cli": 1143,
     "ragkv/client": 570,
@@ -48,7 +48,7 @@ CODE = {
     "examples": 547,
     "integrations": 5882,
     "kernels": 2417,
-    "tests": 31729,
+    "tests": 31728,
 }
 LAYOUT = {
     tokenize.COMMENT,
